@@ -1,0 +1,74 @@
+# Needs Python >= 3.10, make and pip; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+
+# A plugin is installed once its package exists: plugins/kvframe-x/src/kvframe_x/__init__.py
+PLUGINS := $(sort $(foreach init,$(wildcard plugins/*/src/kvframe_*/__init__.py),$(firstword $(subst /src/, ,$(init)))))
+MANIFESTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+
+# The constraints pin a torch build for this Python; on others the torch tests skip and say so.
+TEST_EXTRAS = $(shell $(BIN)/python -c 'import sys; print("test,torch" if sys.version_info[:2] == (3, 11) else "test")')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench docs clean FORCE
+
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+
+setup: $(STAMPS)/setup ## Make .venv and install the core and its plugins, editable
+
+demo: setup ## Plan three real models into 64 GiB
+	@printf '\n=== Llama-3.1-8B: every layer keeps every token ===\n'
+	@$(BIN)/kvframe plan examples/models/llama-3.1-8b.json --memory 64GiB
+	@printf '\n=== Gemma-3-27B: 52 sliding layers beside 10 full ones ===\n'
+	@$(BIN)/kvframe plan examples/models/gemma-3-27b.json --memory 64GiB --max-model-len 131072
+	@printf '\n=== DeepSeek-V3: one latent vector per token (MLA) ===\n'
+	@$(BIN)/kvframe plan examples/models/deepseek-v3.json --memory 64GiB
+
+test: $(STAMPS)/test ## Run the tests of the core and of every plugin
+	$(BIN)/python -m pytest
+
+check: $(STAMPS)/check ## Lint, formatting, types, and the one-way road of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy kvframe $(PLUGINS:%=%/src)
+	$(BIN)/lint-imports
+
+bench: setup ## Measure start-up against its bar
+	$(BIN)/python benchmarks/startup.py
+
+docs: $(STAMPS)/docs ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+clean: ## Remove .venv and everything built
+	rm -rf $(VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@echo 'Making $(VENV) with $(PYTHON)'
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "kvframe needs Python >= 3.10")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) hatchling editables
+	@mkdir -p $(STAMPS) && touch $@
+
+# Changes only when a plugin appears or goes.
+$(STAMPS)/plugins: FORCE | $(STAMPS)/venv
+	@echo '$(PLUGINS)' | cmp -s - $@ || echo '$(PLUGINS)' > $@
+
+$(STAMPS)/setup: $(MANIFESTS) constraints.txt $(STAMPS)/plugins
+	@echo 'Installing kvframe $(notdir $(PLUGINS))'
+	@$(PIP) --no-build-isolation -e . $(PLUGINS:%=-e %)
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/setup
+	@echo 'Installing the extras $(TEST_EXTRAS) (torch takes a while the first time)'
+	@$(PIP) --no-build-isolation -e '.[$(TEST_EXTRAS)]'
+	@touch $@
+
+$(STAMPS)/check $(STAMPS)/docs: $(STAMPS)/setup
+	@echo 'Installing the extra $(@F)'
+	@$(PIP) --no-build-isolation -e '.[$(@F)]'
+	@touch $@
