@@ -29,6 +29,7 @@ class EngineConfig:
     state_cache_mode: str = attrs.field(default="none", validator=one_of("none", "align"))
     prefix_caching: bool = True
     prefill_lookahead: int = attrs.field(default=0, validator=at_least(0))
+    draft_drop: bool = False
     attention_tp: int = attrs.field(
         default=attrs.Factory(lambda self: self.tp, takes_self=True), validator=at_least(1)
     )

@@ -28,6 +28,7 @@ class Paging:
             layers a group as fit the widest group (contract 5.4); "window", as "state" where no compressed kind sets
             the pace, else as "layers".
         kernel_block: tokens; the smallest block that the family's kernels index.
+        fallback: where pages cannot be brought to one size, engines keep it as full attention instead of refusing.
     """
 
     scales: bool = True
@@ -35,6 +36,7 @@ class Paging:
     own_group: bool = False
     bucket: str = attrs.field(default="layers", validator=one_of("layers", "state", "window"))
     kernel_block: int = attrs.field(default=1, validator=at_least(1))
+    fallback: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +75,9 @@ class SpecFamily(Generic[S]):
             stand in for it.
         retain: spec and tokens to a spec that keeps so many tokens longer than attention reads; None if it keeps all.
         window: spec to the window that block events report, in tokens, or None.
+        make_views: spec and one layer's bytes (int8, [B, H, N, C]; raw pages [B, bytes] for kinds without layer views)
+            to named tensors over them, never copies; None: by the spec's packing (`kvframe.views`). It may import
+            torch when it is called, not before.
         paging: how the planner may shape its pages.
         traits: facts for other parts of an engine.
         replaces: the name of a family that this one takes over, of any plugin.
@@ -86,6 +91,7 @@ class SpecFamily(Generic[S]):
     promote: Callable[[S, int | None], FullAttentionSpec | Refusal] = no_promotion
     retain: Callable[[S, int], S] | None = None
     window: Callable[[S], int | None] = attrs.field(default=lambda spec: None)
+    make_views: Callable[[S, Any], Mapping[str, Any]] | None = None
     paging: Paging = attrs.field(factory=Paging)
     traits: Traits = attrs.field(factory=Traits)
     replaces: str | None = None

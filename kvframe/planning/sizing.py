@@ -1,0 +1,118 @@
+"""Sizing: what one request needs, what a block costs, how long a request fits. Pure functions of specs and limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from kvframe.checks import cdiv, round_up
+from kvframe.config import DEVICE, KVCacheGroupSpec
+from kvframe.engine import EngineConfig
+from kvframe.layout import KVCacheLayout
+from kvframe.plugins import PluginHost
+from kvframe.spec import iter_layer_specs
+
+Bound = Callable[[KVCacheGroupSpec, EngineConfig], int]
+"""Group and limits to the blocks that one request of max_model_len holds at most in that group."""
+
+
+def exact_bound(host: PluginHost) -> Bound:
+    """kvframe's own bound: the peak of the group's lifetime (contract 5.9), never above full attention's."""
+
+    def bound(group: KVCacheGroupSpec, engine: EngineConfig) -> int:
+        spec = iter_layer_specs(group.kv_cache_spec)[0]
+        lifetime = host.family(spec).engine_lifetime(spec, engine)
+        return lifetime.peak(
+            engine.max_in_flight_tokens,
+            engine.max_model_len,
+            max_encoder_tokens=engine.max_encoder_tokens,
+        )
+
+    return bound
+
+
+def engine_bound(group: KVCacheGroupSpec, engine: EngineConfig) -> int:
+    """The engines' bound: the spec methods' formulas, a block looser for windows (contract 2.7, 2.18)."""
+    return max(
+        (
+            cdiv(spec.max_memory_usage_bytes(engine), spec.page_size_bytes)
+            for spec in iter_layer_specs(group.kv_cache_spec)
+        ),
+        default=0,
+    )
+
+
+def bytes_per_block(groups: Sequence[KVCacheGroupSpec], layout: KVCacheLayout) -> int:
+    """Device bytes that one block id occupies, over all layers of the widest group (contract 5.6); 0 without layers."""
+    device = [group for group in groups if group.pool == DEVICE and group.layer_specs]
+    if not device:
+        return 0
+    if layout.block_outermost:
+        multiple = math.lcm(*(s.block_stride_bytes_multiple for g in device for s in g.layer_specs.values()))
+        return round_up(max(group.page_size_bytes for group in device), multiple)
+    return max(
+        sum(
+            round_up(spec.page_size_bytes, spec.block_stride_bytes_multiple)
+            for spec in group.layer_specs.values()
+        )
+        for group in device
+    )
+
+
+def blocks_per_request(groups: Sequence[KVCacheGroupSpec], engine: EngineConfig, bound: Bound) -> int:
+    """Device blocks that one request of max_model_len holds at most, over all groups.
+
+    Groups without layers on this rank count too: a block id that a group takes is taken on every rank.
+    """
+    return sum(bound(group, engine) for group in groups if group.pool == DEVICE)
+
+
+def largest_fitting_len(
+    groups: Sequence[KVCacheGroupSpec],
+    engine: EngineConfig,
+    bound: Bound,
+    *,
+    block_bytes: int,
+    available_bytes: int,
+    longest: int | None = None,
+) -> int:
+    """The largest max_model_len, in tokens, of which one request fits; 0 if not even one token does.
+
+    A bisection over [1, longest or max_model_len]: needs never fall as the length grows.
+    """
+
+    def fits(length: int) -> bool:
+        needed = blocks_per_request(groups, engine.with_max_model_len(length), bound)
+        return needed * block_bytes <= available_bytes
+
+    low, high = 0, longest or engine.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def tp_replicas(
+    groups: Sequence[KVCacheGroupSpec], engine: EngineConfig
+) -> int:
+    """Consecutive tensor-parallel ranks that hold identical bytes in every layer (contract 5.8); 1 without layers.
+
+    A layer whose shards do not divide the ranks evenly has no replicas that line up, so it counts as 1 (Q20).
+    """
+    replicas = engine.tp
+    layers = 0
+    for group in groups:
+        for spec in group.layer_specs.values():
+            layers += 1
+            replicas = math.gcd(replicas, _layer_replicas(spec, engine))
+    return replicas if layers else 1
+
+
+def _layer_replicas(spec: object, engine: EngineConfig) -> int:
+    shards = getattr(spec, "max_tp_shards", None)
+    if shards is None or (getattr(spec, "dcp_sharded", False) and engine.dcp > 1):
+        return 1
+    return max(1, engine.tp // int(shards))
