@@ -36,6 +36,7 @@ class PluginRecord:
     hooks: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     cache_dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
     layer_kinds: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()

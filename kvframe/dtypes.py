@@ -6,6 +6,7 @@ for ("auto", "fp8_e4m3", "int8_per_token_head"): an element dtype plus how a cel
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, IntEnum
 from typing import Any
@@ -117,6 +118,23 @@ class PackedCell:
     head_slots: int
 
 
+@attrs.frozen(kw_only=True)
+class CellPart:
+    """One named piece of a packed cell, which a view of its own can show.
+
+    Args:
+        name: such as "key" or "key_scale".
+        dtype: element dtype of the piece.
+        offset: bytes from the start of the cell.
+        width: elements.
+        slots: (first, count) of the head slots that hold it; None: all.
+    """
+
+    name: str
+    dtype: str
+    offset: int
+    width: int
+    slots: tuple[int, int] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -129,6 +147,8 @@ class CacheDType:
         storage: element dtype of the stored bytes; None means the model's own dtype.
         scales: where scales live.
         pack: cell geometry to packed cell; None means dense K and V.
+        parts: cell geometry to the pieces of the packed cell; None where `pack` is None.
+        codec: cell geometry to the torch codec of such cells (`kvframe.ops`); None: the core's, by mode.
         families: names of the only families it may serve; None means every family that stores tokens.
     """
 
@@ -137,6 +157,8 @@ class CacheDType:
     storage: str | None = None
     scales: ScaleStorage = ScaleStorage.NONE
     pack: Callable[[CellGeometry], PackedCell] | None = None
+    parts: Callable[[CellGeometry], tuple[CellPart, ...]] | None = None
+    codec: Callable[[CellGeometry], Any] | None = None
     families: frozenset[str] | None = None
 
     @property
@@ -157,15 +179,29 @@ SCALE_BYTES = 4  # float32
 NVFP4_VALUES_PER_SCALE = 16
 
 
-def _pack_per_token_head(cell: CellGeometry) -> PackedCell:
-    data = (cell.head_size + cell.head_size_v) * cell.element_bytes
-    return PackedCell(content_bytes=data + 2 * SCALE_BYTES, head_slots=cell.num_kv_heads)
+def _pack_per_token_head(cell: CellGeometry, values_per_element: int) -> PackedCell:
+    # int4's zero points live inside the two scale words
+    widths = cell.head_size // values_per_element + cell.head_size_v // values_per_element
+    content = widths * cell.element_bytes + 2 * SCALE_BYTES
+    return PackedCell(content_bytes=content, head_slots=cell.num_kv_heads)
 
 
-def _pack_int4_per_token_head(cell: CellGeometry) -> PackedCell:
-    # two values a byte; the zero points live inside the two scale words
-    data = (cell.head_size // 2 + cell.head_size_v // 2) * cell.element_bytes
-    return PackedCell(content_bytes=data + 2 * SCALE_BYTES, head_slots=cell.num_kv_heads)
+def _parts_per_token_head(cell: CellGeometry, data: str, values_per_element: int) -> tuple[CellPart, ...]:
+    # contract 4.3: K data, K scale, V data, V scale; a joint vector is followed by both scales
+    sides = [("key", cell.head_size, 1), ("value", cell.head_size_v, 1)]
+    if cell.head_size_v == 0:
+        sides = [("kv", cell.head_size, 2)]
+    parts: list[CellPart] = []
+    offset = 0
+    for name, values, scales in sides:
+        width = values // values_per_element
+        after = offset + width * cell.element_bytes
+        parts += [
+            CellPart(name=name, dtype=data, offset=offset, width=width),
+            CellPart(name=f"{name}_scale", dtype="float32", offset=after, width=scales),
+        ]
+        offset = after + scales * SCALE_BYTES
+    return tuple(parts)
 
 
 def nvfp4_row_bytes(width: int) -> int:
@@ -185,16 +221,26 @@ def _pack_nvfp4(cell: CellGeometry) -> PackedCell:
     return PackedCell(content_bytes=row, head_slots=2 * cell.num_kv_heads)
 
 
+def _parts_nvfp4(cell: CellGeometry) -> tuple[CellPart, ...]:
+    # contract 4.3: K in the first half of the slots, V in the second; in each cell the data, then the scales
+    heads, data = cell.num_kv_heads, cell.head_size // 2
+    scales = cell.head_size // NVFP4_VALUES_PER_SCALE
+    parts: list[CellPart] = []
+    for name, slots in (("key", (0, heads)), ("value", (heads, heads))):
+        parts += [
+            CellPart(name=name, dtype="uint8", offset=0, width=data, slots=slots),
+            CellPart(name=f"{name}_scale", dtype="float8_e4m3fn", offset=data, width=scales, slots=slots),
+        ]
+    return tuple(parts)
+
+
 def builtin_cache_dtypes() -> tuple[CacheDType, ...]:
     """The cache dtypes that every installation knows (contract 2.19); plugins add theirs by hook."""
     plain = [CacheDType(name="auto")]
     plain += [CacheDType(name=name, storage=name) for name in ("bfloat16", "float16", "float32")]
     fp8 = [
         CacheDType(
-            name=name,
-            mode=KVQuantMode.FP8_PER_TENSOR,
-            storage=storage,
-            scales=ScaleStorage.CHECKPOINT,
+            name=name, mode=KVQuantMode.FP8_PER_TENSOR, storage=storage, scales=ScaleStorage.CHECKPOINT
         )
         for name, storage in (
             ("fp8", "uint8"),
@@ -203,17 +249,27 @@ def builtin_cache_dtypes() -> tuple[CacheDType, ...]:
             ("fp8_inc", "float8_e4m3fn"),
         )
     ]
-    inline = [
-        CacheDType(name=name, mode=mode, storage=storage, scales=ScaleStorage.INLINE, pack=pack)
-        for name, mode, storage, pack in (
-            ("int8_per_token_head", KVQuantMode.INT8_PER_TOKEN_HEAD, "int8", _pack_per_token_head),
-            ("fp8_per_token_head", KVQuantMode.FP8_PER_TOKEN_HEAD, "uint8", _pack_per_token_head),
-            ("int4_per_token_head", KVQuantMode.INT4_PER_TOKEN_HEAD, "uint8", _pack_int4_per_token_head),
-            ("nvfp4", KVQuantMode.NVFP4, "uint8", _pack_nvfp4),
-            ("nvfp4_4over6", KVQuantMode.NVFP4, "uint8", _pack_nvfp4),
+    per_token_head = [
+        CacheDType(
+            name=mode.name.lower(),
+            mode=mode,
+            storage=storage,
+            scales=ScaleStorage.INLINE,
+            pack=functools.partial(_pack_per_token_head, values_per_element=values),
+            parts=functools.partial(_parts_per_token_head, data=data, values_per_element=values),
+        )
+        for mode, storage, data, values in (
+            (KVQuantMode.INT8_PER_TOKEN_HEAD, "int8", "int8", 1),
+            (KVQuantMode.FP8_PER_TOKEN_HEAD, "uint8", "float8_e4m3fn", 1),
+            (KVQuantMode.INT4_PER_TOKEN_HEAD, "uint8", "uint8", 2),
         )
     ]
-    return (*plain, *fp8, *inline)
+    packing: Mapping[str, Any] = {"pack": _pack_nvfp4, "parts": _parts_nvfp4, "scales": ScaleStorage.INLINE}
+    nvfp4 = [
+        CacheDType(name=name, mode=KVQuantMode.NVFP4, storage="uint8", **packing)
+        for name in ("nvfp4", "nvfp4_4over6")
+    ]
+    return (*plain, *fp8, *per_token_head, *nvfp4)
 
 
 class CacheDTypes:
@@ -229,6 +285,10 @@ class CacheDTypes:
     def names(self) -> tuple[str, ...]:
         """All names, sorted."""
         return tuple(sorted(self._by_name))
+
+    def of_mode(self, mode: KVQuantMode) -> CacheDType | None:
+        """A cache dtype of that mode; all that share a mode share its cells."""
+        return next((dtype for dtype in self._by_name.values() if dtype.mode is mode), None)
 
     def get(self, name: str) -> CacheDType:
         """The cache dtype of that name; torch dtypes count by their name.

@@ -251,6 +251,37 @@ class MissingPluginError(KVFrameError, LookupError):
 
 
 @attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
+class MissingDependencyError(KVFrameError, ImportError):
+    """A part of kvframe was imported that needs a library which is not installed."""
+
+    kind: ClassVar[str] = "missing_dependency"
+    module: str
+    needs: str
+    extra: str
+
+    def __str__(self) -> str:
+        return f"{self.module} needs {self.needs}, which is not installed: pip install 'kvframe[{self.extra}]'"
+
+
+@attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
+class BufferMemoryError(KVFrameError, MemoryError):
+    """A pool's buffer does not fit into memory. Sizes are bytes; `available_bytes` is None where nobody knows."""
+
+    kind: ClassVar[str] = "insufficient_memory"
+    pool: str
+    memory: str
+    wanted_bytes: int
+    available_bytes: int | None = None
+
+    def __str__(self) -> str:
+        available = "" if self.available_bytes is None else f", {self.available_bytes:,} are available"
+        return (
+            f"pool {self.pool!r} wants {self.wanted_bytes:,} bytes of {self.memory}{available}. "
+            f"Lower --memory, or free what else holds it."
+        )
+
+
+@attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
 class UnknownPluginError(KVFrameError, LookupError):
     """A filter names plugins that are not installed."""
 

@@ -93,21 +93,59 @@ class Lifetime:
             return min(2, cdiv(max_len, self.block)) + self.spare + (self.export is not None)
         if not self.recycles:
             return int(self.entries(max_len))
-        n = self._growth_points(in_flight, max_len)
+        longest = max_len
+        if self.steady_from is not None:
+            longest = min(max_len, self.steady_from + in_flight + self.block)
+        n = self._growth_points(in_flight, longest)
         # No prompt frees more than a shorter one, so the longest prompt is the worst case.
         return int(self.alive(n, np.minimum(n + in_flight, max_len), np.full_like(n, max_len)).max())
+
+    @property
+    def steady_from(self) -> int | None:
+        """Settled tokens after which a request's holdings only repeat what they were before, so that they have peaked.
+
+        None where the rule does not say; then every length up to the longest is looked at.
+        """
+        return None
 
     def _growth_points(self, in_flight: int, max_len: int) -> npt.NDArray[np.int64]:
         # Holdings grow only where one more token opens an entry, and nothing is gained by settling more before
         # that: the first n at which each entry count is reached are the only candidates for the maximum.
         first = np.arange(0, max_len, self.block, dtype=np.int64) + 1 - in_flight
-        return np.unique(np.clip(first, 0, max_len - 1))
+        return np.clip(first, 0, max_len - 1)
 
     @property
     def recycles(self) -> bool:
         """Whether a long request gives entries back while it runs."""
         lo, hi = self.dead(_FAR, 1)
         return bool(hi > lo)
+
+    @property
+    def thins(self) -> bool:
+        """Whether a prefix hit may lack entries: some are dead at n for a request that is n tokens long."""
+        lo, hi = self.dead(_FAR, _FAR)
+        return bool(hi > lo)
+
+    def next_death(self, n: int, prompt: int, limit: int) -> int | None:
+        """The fewest settled tokens, above n and up to `limit`, at which more entries are dead than at n.
+
+        None if there are none. Found by doubling, then halving, since the end of the dead range never falls.
+        """
+
+        def more(at: int) -> bool:
+            return bool(self.dead(at, prompt)[1] > dead_now)
+
+        dead_now = self.dead(n, prompt)[1]
+        low, step = n, 1
+        while low + step < limit and not more(low + step):
+            low, step = low + step, step * 2
+        high = min(low + step, limit)
+        if high <= n or not more(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if more(middle) else (middle, high)
+        return high
 
     @property
     def per_token(self) -> bool:

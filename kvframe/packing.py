@@ -6,11 +6,21 @@ from typing import TypeVar
 
 import attrs
 
-from kvframe.dtypes import CacheDType, CellGeometry, element_size
+from kvframe.dtypes import CacheDType, CacheDTypes, CellGeometry, CellPart, element_size
 from kvframe.errors import SpecError
 from kvframe.spec import AttentionSpec
 
 A = TypeVar("A", bound=AttentionSpec)
+
+
+def cell_geometry(spec: AttentionSpec) -> CellGeometry:
+    """The attention cell of one token of `spec`, before any packing."""
+    return CellGeometry(
+        num_kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        head_size_v=spec.head_size_v,
+        element_bytes=element_size(spec.dtype),
+    )
 
 
 def packed(spec: A, cache_dtype: CacheDType) -> A:
@@ -22,14 +32,7 @@ def packed(spec: A, cache_dtype: CacheDType) -> A:
     spec = attrs.evolve(spec, kv_quant_mode=cache_dtype.mode)
     if cache_dtype.pack is None or spec.state_content_bytes is not None:
         return spec
-    cell = cache_dtype.pack(
-        CellGeometry(
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            head_size_v=spec.head_size_v,
-            element_bytes=element_size(spec.dtype),
-        )
-    )
+    cell = cache_dtype.pack(cell_geometry(spec))
     slots = None if cell.head_slots == spec.num_kv_heads else cell.head_slots
     return attrs.evolve(spec, state_content_bytes=cell.content_bytes, num_head_slots=slots)
 
@@ -51,3 +54,37 @@ def two_planes(spec: A) -> A:
         )
     row = spec.num_kv_heads * spec.head_size * element_size(spec.dtype)
     return attrs.evolve(spec, state_content_bytes=row, num_head_slots=2)
+
+
+def is_two_planes(spec: AttentionSpec) -> bool:
+    """Whether the cells are those of `two_planes`."""
+    row = spec.num_kv_heads * spec.head_size * element_size(spec.dtype)
+    return spec.num_heads == 2 and spec.state_content_bytes == row and spec.head_size == spec.head_size_v
+
+
+def cell_parts(spec: AttentionSpec, cache_dtypes: CacheDTypes) -> tuple[CellPart, ...] | None:
+    """The pieces of the spec's cells, by its quantisation mode; None where only the kernel knows them.
+
+    Args:
+        spec: an attention spec.
+        cache_dtypes: those of the plugin host.
+    """
+    cell = cell_geometry(spec)
+    cache_dtype = cache_dtypes.of_mode(spec.kv_quant_mode)
+    if cache_dtype is not None and cache_dtype.pack is not None and cache_dtype.parts is not None:
+        rule = cache_dtype.pack(cell)
+        same = (rule.content_bytes, rule.head_slots) == (spec.state_content_size_bytes, spec.num_heads)
+        return cache_dtype.parts(cell) if same else None
+    if is_two_planes(spec):
+        row = spec.num_kv_heads * spec.head_size
+        return tuple(
+            CellPart(name=name, dtype=spec.dtype, offset=0, width=row, slots=(slot, 1))
+            for slot, name in enumerate(("key", "value"))
+        )
+    width_k, width_v = spec.head_size, spec.head_size_v
+    dense = (width_k + width_v) * cell.element_bytes
+    if (spec.num_heads, spec.state_content_size_bytes) != (spec.num_kv_heads, dense):
+        return None
+    key = CellPart(name="key" if width_v else "kv", dtype=spec.dtype, offset=0, width=width_k)
+    value = CellPart(name="value", dtype=spec.dtype, offset=width_k * cell.element_bytes, width=width_v)
+    return (key, value) if width_v else (key,)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import attrs
 
 from kvframe.checks import at_least
-from kvframe.dtypes import CacheDType
-from kvframe.errors import MissingFieldError, ModelConfigError, NotDivisibleError
+from kvframe.dtypes import CacheDType, dtype_name, element_size
+from kvframe.errors import MissingFieldError, ModelConfigError, NotDivisibleError, SpecError, UsageError
 from kvframe.packing import packed
 from kvframe.spec import AttentionSpec, FullAttentionSpec, KVCacheSpec
 
@@ -23,10 +23,12 @@ class ModelConfig:
     Args:
         values: the fields, those of `text_config` where the file nests them.
         file: what error messages call the file.
+        prefix: what they put before a field's name, for an object inside the file.
     """
 
     values: Mapping[str, Any]
     file: str = "config.json"
+    prefix: str = ""
 
     @property
     def model_type(self) -> str:
@@ -46,7 +48,7 @@ class ModelConfig:
         value = self.get(*names)
         if value is None:
             rule = f"one of {', '.join(names)} is needed" if len(names) > 1 else ""
-            raise MissingFieldError(file=self.file, field=names[0], rule=rule)
+            raise MissingFieldError(file=self.file, field=self.prefix + names[0], rule=rule)
         return value
 
     def integer(self, *names: str, default: int | None = None, low: int = 1) -> int:
@@ -64,23 +66,68 @@ class ModelConfig:
             raise self.invalid(name, value, f"must be a whole number of at least {low}")
         return value
 
-    def per_layer(self, name: str, count: int) -> Sequence[Any] | None:
-        """A list with one item a layer, or None where absent.
+    def flag(self, name: str) -> bool | None:
+        """A true or false field, None where absent.
 
         Raises:
-            ModelConfigError: not a list of that length.
+            ModelConfigError: neither true nor false.
         """
         value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.invalid(name, value, "must be true or false")
+        return value
+
+    def dtype(self, *names: str, default: str | None = None) -> str | None:
+        """An element dtype.
+
+        Raises:
+            ModelConfigError: no dtype has that name.
+        """
+        value = self.get(*names, default=default)
         if value is None:
             return None
-        if not isinstance(value, (list, tuple)) or len(value) != count:
-            size = len(value) if isinstance(value, (list, tuple)) else "no list"
-            raise self.invalid(name, size, f"must be a list of {count} items, one a layer")
-        return value
+        try:
+            element_size(value)
+        except SpecError as error:
+            field = next((name for name in names if self.get(name) is not None), names[0])
+            raise self.invalid(field, value, error.rule) from error
+        return dtype_name(value)
+
+    def section(self, name: str) -> ModelConfig:
+        """The fields of an object inside the file.
+
+        Raises:
+            MissingFieldError: absent.
+            ModelConfigError: no object.
+        """
+        value = self.need(name)
+        if not isinstance(value, Mapping):
+            raise self.invalid(name, value, "must be an object")
+        return ModelConfig(values=value, file=self.file, prefix=f"{self.prefix}{name}.")
+
+    def per_layer(self, name: str) -> Sequence[Any]:
+        """A list (or string) with one item (or letter) a layer.
+
+        A list longer by exactly `num_nextn_predict_layers` ends with draft layers; they are left out.
+
+        Raises:
+            MissingFieldError: absent.
+            ModelConfigError: not a list of that length.
+        """
+        value, count = self.need(name), self.num_layers
+        if not isinstance(value, (list, tuple, str)):
+            raise self.invalid(name, value, f"must be a list of {count} items, one a layer")
+        drafts = self.integer("num_nextn_predict_layers", default=0, low=0)
+        if len(value) not in (count, count + drafts):
+            also = f", or {count + drafts} with draft layers" if drafts else ""
+            raise self.invalid(
+                name, len(value), f"that many items, and there must be {count}, one a layer{also}"
+            )
+        return value[:count]
 
     def invalid(self, field: str, value: Any, rule: str) -> ModelConfigError:
         """The error for a field whose value cannot be right."""
-        return ModelConfigError(file=self.file, field=field, value=value, rule=rule)
+        return ModelConfigError(file=self.file, field=self.prefix + field, value=value, rule=rule)
 
     @property
     def num_layers(self) -> int:
@@ -96,23 +143,13 @@ class Layer:
         index: position in the model, from 0.
         kinds: layer kinds, such as ("full_attention",); ("no_cache",) or ("shared_no_cache",) own none.
         facts: config fields with this layer's values, where they differ from the model's.
+        shares_with: index of the earlier layer whose cache this one uses.
     """
 
     index: int = attrs.field(validator=at_least(0))
     kinds: tuple[str, ...]
     facts: Mapping[str, Any] = attrs.field(factory=dict)
-
-
-def uniform_layers(
-    count: int, kinds: Callable[[int], Sequence[str] | str], facts: Callable[[int], Mapping[str, Any]] | None = None
-) -> tuple[Layer, ...]:
-    """`count` layers whose kinds (and facts) are a function of the index."""
-    layers = []
-    for index in range(count):
-        kind = kinds(index)
-        owned = (kind,) if isinstance(kind, str) else tuple(kind)
-        layers.append(Layer(index=index, kinds=owned, facts=facts(index) if facts else {}))
-    return tuple(layers)
+    shares_with: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +158,7 @@ class ModelReader:
 
     Args:
         model_types: the `model_type` words it reads.
-        read: the config to one Layer a layer, in order. `kvframe.spelling` has the common spellings to build on.
+        read: the config to one Layer a layer, in order; `kvframe.spelling` has the common spellings to build on.
     """
 
     model_types: tuple[str, ...]
@@ -154,27 +191,19 @@ class ReadOptions:
 
 @attrs.frozen(kw_only=True)
 class LayerContext:
-    """What a LayerReader sees: the config with the layer's own facts laid over it, and the operator's options."""
+    """What a LayerReader sees.
+
+    Args:
+        config: the model's fields, the layer's own facts laid over them.
+        layer: which layer it is.
+        options: what the operator chose.
+        family_name: a spec to the name of its family.
+    """
 
     config: ModelConfig
     layer: Layer
     options: ReadOptions
-
-    def split(self, field: str, total: int) -> int:
-        """`total` over the tensor-parallel ranks, exact.
-
-        Raises:
-            NotDivisibleError: it leaves a rest; names both numbers.
-        """
-        if total % self.options.tp:
-            raise NotDivisibleError(
-                file=self.config.file,
-                field=field,
-                value=total,
-                divisor=self.options.tp,
-                rule="the tensor parallel size must divide it",
-            )
-        return total // self.options.tp
+    family_name: Callable[[object], str]
 
     def split_heads(self, total: int, field: str = "num_key_value_heads") -> int:
         """KV heads on one rank: divided, or one replicated head where there are fewer heads than ranks.
@@ -200,12 +229,11 @@ class LayerContext:
             MissingFieldError: absent and not derivable.
         """
         config = self.config
-        if config.get("head_dim", "d_kv") is not None:
-            return config.integer("head_dim", "d_kv")
-        if config.get("hidden_size", "d_model") is None:
+        if config.get("head_dim") is not None:
+            return config.integer("head_dim")
+        if config.get("hidden_size") is None:
             raise MissingFieldError(file=config.file, field="head_dim", rule="and hidden_size is missing too")
-        hidden = config.integer("hidden_size", "d_model")
-        heads = config.integer("num_attention_heads", "num_heads", "decoder_attention_heads")
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         if hidden % heads:
             raise MissingFieldError(
                 file=config.file,
@@ -215,25 +243,36 @@ class LayerContext:
         return hidden // heads
 
     def kv_heads_total(self) -> int:
-        """KV heads of the whole model's layer."""
-        return self.config.integer(
-            "num_key_value_heads", "num_attention_heads", "num_heads", "decoder_attention_heads"
-        )
+        """KV heads of the layer over all ranks: one a query head where the config names no other number."""
+        return self.config.integer("num_key_value_heads", "num_attention_heads")
 
     def attention(self, spec_type: type[A], **fields: Any) -> A:
         """A spec for this layer's keys and values: heads of one rank, cell packed as the cache dtype says.
 
         Args:
             spec_type: the attention spec to build.
-            fields: its other fields; `num_kv_heads`, `head_size` and `dtype` default to the config's and the options'.
+            fields: its other fields. Those of heads (`num_kv_heads` with `max_tp_shards`, `head_size`, `head_size_v`)
+                and `dtype` default to what the config and the options say.
+
+        Raises:
+            ModelConfigError: a field is missing or wrong, or heads do not divide.
+            UsageError: the cache dtype does not serve the spec's family.
         """
-        options = self.options
+        config, options = self.config, self.options
         if "num_kv_heads" not in fields:
-            fields["num_kv_heads"] = self.split_heads(self.kv_heads_total())
+            total = self.kv_heads_total()
+            fields |= {"num_kv_heads": self.split_heads(total), "max_tp_shards": total}
         if "head_size" not in fields:
             fields["head_size"] = self.head_dim()
+            fields["head_size_v"] = config.integer("v_head_dim", default=fields["head_size"])
         fields.setdefault("dtype", options.cache_dtype.element_dtype(options.model_dtype))
-        return packed(spec_type(options.block_size, **fields), options.cache_dtype)
+        spec = spec_type(options.block_size, **fields)
+        family = self.family_name(spec)
+        if not options.cache_dtype.serves(family):
+            serves = ", ".join(sorted(options.cache_dtype.families or ()))
+            rule = f"cannot store the family {family!r} of layer {self.layer.index}, only {serves}"
+            raise UsageError(option="--cache-dtype", value=options.cache_dtype.name, rule=rule)
+        return packed(spec, options.cache_dtype)
 
 
 @attrs.frozen(kw_only=True)
@@ -253,5 +292,5 @@ def full_attention_reader() -> LayerReader:
     """The reader of the one layer kind that the core knows itself."""
     return LayerReader(
         kind="full_attention",
-        read=lambda layer: {"attn": layer.attention(FullAttentionSpec, head_size_v=layer.config.get("v_head_dim"))},
+        read=lambda layer: {"attn": layer.attention(FullAttentionSpec)},
     )

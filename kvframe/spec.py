@@ -249,14 +249,15 @@ def check_padding(spec: SpecBase, padded: int | None) -> None:
     """The rule that padding never cuts into the page.
 
     Raises:
-        SpecError: `page_size_padded` is below the page's own size.
+        SpecError: `page_size_padded` is below the page's own size, or the block holds no whole number of states.
     """
-    if padded is not None and padded < spec.unpadded_page_size_bytes:
+    content = spec.unpadded_page_size_bytes
+    if padded is not None and padded < content:
         raise SpecError(
             spec=type(spec).__name__,
             field="page_size_padded",
             value=padded,
-            rule=f"must be at least the page's own {spec.unpadded_page_size_bytes} bytes",
+            rule=f"must be at least the page's own {content} bytes",
         )
 
 

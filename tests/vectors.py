@@ -10,7 +10,7 @@ import gzip
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,8 @@ SETUP_DEFAULTS = {
 _OUTSIDE_THE_SEED = ("octave", "ultraquant", "custom")
 
 
-class NotRun(pytest.skip.Exception):
-    """A case cannot be run here: pytest counts and names it as skipped, with the reason (`-rs` lists them)."""
+# A case that cannot be run here: pytest counts and names it as skipped, with the reason (`-rs` lists them).
+NotRun = pytest.skip.Exception
 
 
 def _files() -> dict[str, Path]:
@@ -117,7 +117,7 @@ def _alignment(value: Any) -> Any:
     return MultipleOf(value["multiple_of_kernel_block"]) if isinstance(value, dict) else value
 
 
-_VALUES = {
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
     "quant": quant_mode_of,
     "tokens_per_state": lambda value: Fraction(value) if isinstance(value, str) else value,
     "block_stride_alignment": _alignment,
@@ -141,7 +141,7 @@ def spec_class(family: str) -> Any:
         raise NotRun(f"not run: family {family} needs {module}, which is not installed") from None
 
 
-def spec_of(words: dict[str, Any]) -> Any:
+def spec_of(words: Mapping[str, Any]) -> Any:
     """The spec of a layer's words. `page_size_bytes` among them is a result, not a field.
 
     Raises:
@@ -157,17 +157,17 @@ def spec_of(words: dict[str, Any]) -> Any:
     return cls(**fields)
 
 
-def specs_of(layers: list[dict[str, Any]]) -> dict[str, Any]:
+def specs_of(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Specs of a list of layers, by a name that says their place."""
     return {f"layer.{index}": spec_of(words) for index, words in enumerate(layers)}
 
 
-def setup_of(words: dict[str, Any]) -> dict[str, Any]:
+def setup_of(words: Mapping[str, Any]) -> dict[str, Any]:
     """A setup with its defaults filled in."""
     return {**SETUP_DEFAULTS, **words}
 
 
-def engine_of(words: dict[str, Any]) -> EngineConfig:
+def engine_of(words: Mapping[str, Any]) -> EngineConfig:
     """The engine of a setup: tokens of all concurrent batches may be in flight."""
     setup = setup_of(words)
     batches = setup["pp"] + (1 if setup["async_scheduling"] else 0)
