@@ -15,10 +15,12 @@ import pluggy
 from kvframe.dtypes import CacheDType
 from kvframe.engine import EngineConfig
 from kvframe.family import SpecFamily
+from kvframe.layout import KVCacheLayout
 from kvframe.spec import KVCacheSpec
 
 if TYPE_CHECKING:
     import click
+    import torch
 
     from kvframe.readers import LayerReader, ModelReader
 
@@ -61,6 +63,12 @@ def kvframe_model_readers() -> Sequence[ModelReader]:
     raise NotImplementedError
 
 
+@hookspec
+def kvframe_layouts() -> Sequence[KVCacheLayout]:
+    """The memory layouts that the plugin brings. Runs once, at load; all are collected, one owner a name."""
+    raise NotImplementedError
+
+
 # --- at planning -----------------------------------------------------------------------------------------------------
 
 
@@ -82,6 +90,17 @@ def kvframe_group_layers(
 
     Runs once a plan; the first answer in the order of plugin names wins, else the core groups. The answer must name
     every layer exactly once.
+    """
+
+
+# --- when buffers are allocated --------------------------------------------------------------------------------------
+
+
+@hookspec
+def kvframe_allocate_buffer(pool: str, nbytes: int, device: str) -> torch.Tensor | None:
+    """A flat int8 tensor of `nbytes` zero bytes on `device` for the pool of that name, or None to leave it to the next.
+
+    Runs once a pool; the first answer in the order of plugin names wins, else the core allocates.
     """
 
 

@@ -28,6 +28,7 @@ from kvframe.discovery import (
 from kvframe.dtypes import CacheDTypes, builtin_cache_dtypes
 from kvframe.errors import HookError, MissingPluginError, PluginLoadError, nearest
 from kvframe.family import SpecFamily, full_attention_family
+from kvframe.layout import ALIASES, Layouts, builtin_layouts
 from kvframe.readers import LayerReader, ModelReader, full_attention_reader
 
 T = TypeVar("T")
@@ -55,6 +56,12 @@ _CONTRIBUTIONS = (
         item_type="CacheDType",
         names=lambda dtype: (dtype.name,),
         record_field="cache_dtypes",
+    ),
+    _Contribution(
+        hook="kvframe_layouts",
+        item_type="KVCacheLayout",
+        names=lambda layout: (layout.name,),
+        record_field="layouts",
     ),
     _Contribution(
         hook="kvframe_layer_readers",
@@ -100,6 +107,7 @@ class PluginHost:
         self.cache_dtypes = CacheDTypes(
             [*builtin_cache_dtypes(), *(item for item, _ in self._items["cache_dtypes"].values())]
         )
+        self.layouts = Layouts([*builtin_layouts(), *(item for item, _ in self._items["layouts"].values())])
         failures = {
             r.label: str(r.reason) for r in self.records if r.status not in (ACTIVE, BLOCKED)
         }
@@ -192,6 +200,7 @@ class PluginHost:
         builtin = {
             "families": {"full_attention": "kvframe itself"},
             "cache_dtypes": {dtype.name: "kvframe itself" for dtype in builtin_cache_dtypes()},
+            "layouts": dict.fromkeys([*(x.name for x in builtin_layouts()), *ALIASES], "kvframe itself"),
             "layer_kinds": {full_attention_reader().kind: "kvframe itself"},
             "model_types": {},
             "commands": {},

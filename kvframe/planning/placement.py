@@ -41,9 +41,9 @@ def _sizes(pages: set[int]) -> str:
 
 
 def place(
-    groups: Sequence[KVCacheGroupSpec], *, num_blocks: int, block_bytes: int, layout: KVCacheLayout
+    groups: Sequence[KVCacheGroupSpec], *, num_slabs: int, slab_bytes: int, layout: KVCacheLayout
 ) -> tuple[KVCacheTensor, ...]:
-    """Placements of all device layers with views. Groups overlay each other from byte 0.
+    """Placements of all device layers. Groups overlay each other from byte 0; each cuts a slab into its own blocks.
 
     Raises:
         LayoutError: a page must be padded and the layout cannot pad it.
@@ -58,12 +58,12 @@ def place(
                 spec,
                 layers,
                 offset=offset,
-                num_blocks=num_blocks,
-                block_bytes=block_bytes,
+                num_blocks=num_slabs * group.blocks_per_slab,
+                block_bytes=slab_bytes // group.blocks_per_slab,
                 layout=layout,
             )
             tensors.append(tensor)
-            span = spec.page_size_bytes if layout.block_outermost else _layer_bytes(spec, num_blocks)
+            span = spec.page_size_bytes if layout.block_outermost else _layer_bytes(spec, num_slabs)
             offset += len(layers) * span
     return tuple(tensors)
 

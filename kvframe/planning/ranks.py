@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -45,7 +45,7 @@ def merge_ranks(ranks: Sequence[RankBudget]) -> dict[str, Any]:
 
 
 def project(
-    groups: Sequence[KVCacheGroupSpec], layers: Mapping[str, Any], host: PluginHost
+    groups: Sequence[KVCacheGroupSpec], layers: Container[str], host: PluginHost
 ) -> tuple[KVCacheGroupSpec, ...]:
     """The model's groups with only one rank's layers; a group may become empty and keeps its place."""
     projected = []
@@ -123,7 +123,7 @@ def configs_for_ranks(
                 DEVICE: Pool(budget_bytes=rank.memory, slab_bytes=max(block, 1), num_slabs=common, layout=layout.name)
             },
             groups=part,
-            tensors=place(part, num_blocks=common, block_bytes=block, layout=layout),
+            tensors=place(part, num_slabs=common, slab_bytes=block, layout=layout),
             max_model_len=engine.max_model_len,
             kv_tp_replicas=tp_replicas(part, engine),
         )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvframe.checks import cdiv, round_up
 from kvframe.config import DEVICE, KVCacheGroupSpec
 from kvframe.engine import EngineConfig
 from kvframe.layout import KVCacheLayout
+from kvframe.planning.slabs import smallest_slab
 from kvframe.plugins import PluginHost
-from kvframe.spec import iter_layer_specs
+from kvframe.spec import KVCacheSpec, iter_layer_specs
+
+STRIDE_ALIGNMENT = 256  # bytes; what copies and kernels like where a layer asks for nothing
 
 Bound = Callable[[KVCacheGroupSpec, EngineConfig], int]
 """Group and limits to the blocks that one request of max_model_len holds at most in that group."""
@@ -43,10 +46,17 @@ def engine_bound(group: KVCacheGroupSpec, engine: EngineConfig) -> int:
 
 
 def bytes_per_block(groups: Sequence[KVCacheGroupSpec], layout: KVCacheLayout) -> int:
-    """Device bytes that one block id occupies, over all layers of the widest group (contract 5.6); 0 without layers."""
+    """Bytes of one slab of the device pool: with one block a slab, what a block id occupies (contract 5.6).
+
+    0 without layers.
+    """
     device = [group for group in groups if group.pool == DEVICE and group.layer_specs]
     if not device:
         return 0
+    per_slab = [group.blocks_per_slab for group in device]
+    if max(per_slab) > 1:
+        pages = [group.page_size_bytes for group in device]
+        return smallest_slab(pages, per_slab, [stride_alignment_of(group.layer_specs.values()) for group in device])
     if layout.block_outermost:
         multiple = math.lcm(*(s.block_stride_bytes_multiple for g in device for s in g.layer_specs.values()))
         return round_up(max(group.page_size_bytes for group in device), multiple)
@@ -59,12 +69,18 @@ def bytes_per_block(groups: Sequence[KVCacheGroupSpec], layout: KVCacheLayout) -
     )
 
 
+def stride_alignment_of(specs: Iterable[KVCacheSpec]) -> int:
+    """Bytes that the distance between two blocks of a slab is a multiple of: what the layers' kernels ask, or 256."""
+    asked = math.lcm(*(spec.block_stride_bytes_multiple for spec in specs))
+    return asked if asked > 1 else STRIDE_ALIGNMENT
+
+
 def blocks_per_request(groups: Sequence[KVCacheGroupSpec], engine: EngineConfig, bound: Bound) -> int:
-    """Device blocks that one request of max_model_len holds at most, over all groups.
+    """Slabs that one request of max_model_len takes at most; with one block a slab, blocks over all groups.
 
     Groups without layers on this rank count too: a block id that a group takes is taken on every rank.
     """
-    return sum(bound(group, engine) for group in groups if group.pool == DEVICE)
+    return sum(cdiv(bound(group, engine), group.blocks_per_slab) for group in groups if group.pool == DEVICE)
 
 
 def largest_fitting_len(

@@ -1,0 +1,46 @@
+"""Option types of the command line: sizes in bytes and their units."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+import click
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+class Size(click.ParamType):
+    """A number of bytes: `10737418240`, `10GiB`, `10.5 GB`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Text to bytes, exactly; a fraction of a byte is dropped."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(value)
+        if match is None or match[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is no size: write bytes, or a number with KB, MB, GB, KiB, MiB or GiB", param, ctx)
+        return int(Fraction(match[1]) * _UNITS[match[2].upper()])
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes as people read them."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(nbytes) >= factor:
+            return f"{nbytes / factor:,.2f} {unit}"
+    return f"{nbytes:,} B"
