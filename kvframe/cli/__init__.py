@@ -53,17 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result: Any = cli.main(args=words, prog_name="kvframe", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
-    except click.ClickException as error:
-        usage = {"kind": "usage", "type": "UsageError", "message": error.format_message(), "fields": {}}
-        _fail(usage, words, 2, show=error.show)
-    except KVFrameError as error:
-        code = 2 if isinstance(error, UsageError) else 1
-        _fail(error.as_dict(), words, code, show=lambda: click.echo(f"{type(error).__name__}: {error}", err=True))
+    except click.ClickException as problem:
+        usage = {"kind": "usage", "type": "UsageError", "message": problem.format_message(), "fields": {}}
+        _print_error(usage, words)
+        problem.show()
+        sys.exit(2)
+    except KVFrameError as problem:
+        _print_error(problem.as_dict(), words)
+        click.echo(f"{type(problem).__name__}: {problem}", err=True)
+        sys.exit(2 if isinstance(problem, UsageError) else 1)
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _fail(error: dict[str, Any], words: Sequence[str], code: int, *, show: Any) -> None:
+def _print_error(error: dict[str, Any], words: Sequence[str]) -> None:
     if "--json" in words:
         click.echo(json.dumps({"error": error}, indent=2, default=str))
-    show()
-    sys.exit(code)

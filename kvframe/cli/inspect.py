@@ -15,9 +15,7 @@ from kvframe.models import inspect_model
 from kvframe.plugins import load_plugins
 
 
-@click.command(
-    "inspect", epilog="Example:  kvframe inspect config.json --cache-dtype fp8_e4m3 --json"
-)
+@click.command("inspect", epilog="Example:  kvframe inspect config.json --cache-dtype fp8_e4m3 --json")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with `layers` and `bytes`.")
 def command(
@@ -55,7 +53,10 @@ def _show(file: str, facts: dict[str, Any]) -> None:
     console().print(table(headings, rows, numbers=headings[1:]), highlight=False)
     totals = [
         ("bytes per token before any window is full", sizes["bytes_per_token_before_any_window_is_full"]),
-        ("growth per token after all windows are full", sizes["bytes_per_token_growth_after_all_windows_are_full"]),
+        (
+            "growth per token after all windows are full",
+            sizes["bytes_per_token_growth_after_all_windows_are_full"],
+        ),
         ("constant bytes per sequence", sizes["constant_bytes_per_sequence"]),
     ]
     if "cross_bytes_per_encoder_position" in sizes:

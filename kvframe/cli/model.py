@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import click
 
-from kvframe.dtypes import CacheDType, ScaleStorage, dtype_name, element_size
+from kvframe.dtypes import CacheDType, ScaleStorage, element_size
 from kvframe.errors import MissingScalesError, UsageError
-from kvframe.models import ModelSpecs, max_model_len, model_specs, read_config
+from kvframe.models import ModelSpecs, max_model_len, model_dtype, model_specs, read_config
 from kvframe.plugins import PluginHost
 from kvframe.readers import ModelConfig, ReadOptions
 
@@ -23,10 +23,19 @@ def model_options(function: F) -> F:
     for option in reversed(
         (
             click.argument("config", type=click.Path(path_type=Path)),
-            click.option("--cache-dtype", default="auto", help="How token caches are stored; auto: the config's dtype."),
-            click.option("--state-dtype", help="Element dtype of recurrent states; default: the config's own."),
             click.option(
-                "--tensor-parallel-size", "-tp", default=1, type=click.IntRange(1), show_default=True, help="Ranks."
+                "--cache-dtype", default="auto", help="How token caches are stored; auto: the config's dtype."
+            ),
+            click.option(
+                "--state-dtype", help="Element dtype of recurrent states; default: the config's own."
+            ),
+            click.option(
+                "--tensor-parallel-size",
+                "-tp",
+                default=1,
+                type=click.IntRange(1),
+                show_default=True,
+                help="Ranks.",
             ),
         )
     ):
@@ -58,7 +67,7 @@ def load_model(
     options = ReadOptions(
         block_size=block_size,
         cache_dtype=host.cache_dtypes.get(cache_dtype),
-        model_dtype=dtype_name(config.get("dtype", "torch_dtype", default="bfloat16")),
+        model_dtype=model_dtype(config),
         max_model_len=longest or max_model_len(config) or block_size,
         state_dtype=state_dtype,
         tp=tensor_parallel_size,
@@ -96,7 +105,9 @@ class ScaleChoice:
         if dtype.scales is not ScaleStorage.CHECKPOINT:
             return ()
         if self.policy == "unit":
-            return (f"cache dtype {dtype.name}: scales are 1.0; values beyond the format's range are clipped",)
+            return (
+                f"cache dtype {dtype.name}: scales are 1.0; values beyond the format's range are clipped",
+            )
         if self.policy == "computed":
             return ()
         if self.in_checkpoint == "no":

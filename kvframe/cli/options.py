@@ -23,19 +23,26 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
-class Size(click.ParamType):
-    """A number of bytes: `10737418240`, `10GiB`, `10.5 GB`."""
+def parse_size(value: Any) -> int:
+    """Text to bytes, exactly: `10737418240`, `10GiB`, `10.5 GB`; a fraction of a byte is dropped."""
+    if isinstance(value, int):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None or match[2].upper() not in _UNITS:
+        raise click.BadParameter(
+            f"{value!r} is no size: write bytes, or a number with KB, MB, GB, KiB, MiB or GiB"
+        )
+    return int(Fraction(match[1]) * _UNITS[match[2].upper()])
 
-    name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Text to bytes, exactly; a fraction of a byte is dropped."""
-        if isinstance(value, int):
-            return value
-        match = _SIZE.fullmatch(value)
-        if match is None or match[2].upper() not in _UNITS:
-            self.fail(f"{value!r} is no size: write bytes, or a number with KB, MB, GB, KiB, MiB or GiB", param, ctx)
-        return int(Fraction(match[1]) * _UNITS[match[2].upper()])
+def parse_numbers(value: Any) -> tuple[int, ...]:
+    """Text to whole numbers above 0, with commas between: `20,22`."""
+    if isinstance(value, tuple):
+        return value
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{value!r} is no list of whole numbers above 0, such as 20,22")
+    return tuple(map(int, parts))
 
 
 def size_text(nbytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Tables for people. rich is imported here alone, when something is printed; it leaves colours out where NO_COLOR is set."""
+"""Tables for people. rich is imported here alone, when something is printed; it respects NO_COLOR."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIPED_WIDTH = 120  # columns where there is no terminal to ask
 
 def console() -> Console:
     """The standard output: colours on a terminal only."""
-    from rich.console import Console  # noqa: PLC0415  # start-up of --json must not pay for it
+    from rich.console import Console  # start-up of --json must not pay for it
 
     made = Console()
     return made if made.is_terminal else Console(width=max(made.width, PIPED_WIDTH))
@@ -22,8 +22,8 @@ def console() -> Console:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[str] = ()) -> Table:
     """A plain table; columns named in `numbers` are flush right."""
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich import box
+    from rich.table import Table
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:

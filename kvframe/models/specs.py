@@ -51,6 +51,8 @@ class ModelSpecs:
     Args:
         specs: "layers.<index>.<suffix>" to its spec, in layer order.
         kinds: the same names to the layer kind that the spec came from.
+        indices: the same names to the index of the layer that owns the cache.
+        num_layers: layers of the model, those without a cache included.
         layers: layer kind to the number of layers of it, with those that own no cache.
         shares_with: index of a layer without a cache to that of the earlier layer whose cache it uses.
         kv_heads_total: attention kind to KV heads over all ranks, none counted twice; the most where layers differ.
@@ -60,6 +62,8 @@ class ModelSpecs:
 
     specs: Mapping[str, KVCacheSpec]
     kinds: Mapping[str, str]
+    indices: Mapping[str, int]
+    num_layers: int
     layers: Mapping[str, int]
     shares_with: Mapping[int, int]
     kv_heads_total: Mapping[str, int]
@@ -78,6 +82,7 @@ def model_specs(config: ModelConfig, host: PluginHost, options: ReadOptions) -> 
     layers = read_layers(config, host)
     specs: dict[str, KVCacheSpec] = {}
     kinds: dict[str, str] = {}
+    indices: dict[str, int] = {}
     for layer in layers:
         context = LayerContext(
             config=_laid_over(config, layer),
@@ -93,11 +98,13 @@ def model_specs(config: ModelConfig, host: PluginHost, options: ReadOptions) -> 
                 if name in specs:
                     reason = f"layer kinds {kinds[name]!r} and {kind!r} both name a cache {suffix!r}"
                     raise PlanError(reason=reason, layers=(name,))
-                specs[name], kinds[name] = spec, kind
+                specs[name], kinds[name], indices[name] = spec, kind, layer.index
     total, per_rank = _heads(specs, kinds, options.tp)
     return ModelSpecs(
         specs=specs,
         kinds=kinds,
+        indices=indices,
+        num_layers=len(layers),
         layers=dict(Counter(kind for layer in layers for kind in layer.kinds)),
         shares_with={layer.index: layer.shares_with for layer in layers if layer.shares_with is not None},
         kv_heads_total=total,

@@ -76,7 +76,7 @@ def _lifetime(group: KVCacheGroupSpec, engine: EngineConfig, host: PluginHost) -
 
 
 def _fine_grained(lifetimes: Sequence[Lifetime], unit: int, engine: EngineConfig) -> bool:
-    """Whether hits may end inside a block: a cached state is worth it, and every other group can follow or needs not."""
+    """Whether hits may end inside a block: a cached state makes it worth it, and every other group can follow."""
     states = [lifetime for lifetime in lifetimes if lifetime.state]
     wider = any(state.block > unit or (engine.dcp > 1 and state.block == unit) for state in states)
     return wider and all(

@@ -1,9 +1,11 @@
 """What a plan costs: bytes held against bytes needed, at the lengths that requests have. The planner minimises this.
 
-    C = mean over lengths [1 - natural / held] + (S + PARTLY_USED * sum_g S * (1 - 1 / k_g)) / pool + tables / pool + TABLE_COST * G
+    C = mean over lengths [1 - natural / held]
+        + (S + PARTLY_USED * sum_g S * (1 - 1 / k_g) + tables) / pool + TABLE_COST * G
 
-with S the slab, k_g the blocks that group g cuts from one, `held` blocks at their stride and `natural` the blocks of the model's
-own specs at their page (so the last block's empty tail is in both). The lone S is the null slab; a group leaves on average one slab partly used.
+with S the slab, k_g the blocks that group g cuts from one, `held` blocks at their stride, `natural` the blocks of the
+model's own specs at their page (so the last block's empty tail is in both). The lone S is the null slab; a group leaves
+on average one slab partly used.
 """
 
 from __future__ import annotations

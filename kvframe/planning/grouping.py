@@ -42,7 +42,7 @@ def make_group(specs: Specs, host: PluginHost, *, uniform: bool = False) -> KVCa
 
 
 def merged(specs: Specs, host: PluginHost) -> Any:
-    """The layers' merged spec, or a Refusal; the family of the first layer decides, which is no matter: kinds never mix."""
+    """The layers' merged spec, or a Refusal. Any layer's family may decide, since kinds never merge with others."""
     return host.family(next(iter(specs.values()))).merge(specs)
 
 
@@ -52,7 +52,7 @@ def same_table(specs: Specs, host: PluginHost) -> bool:
 
 
 def engine_groups(
-    specs: Specs, *, host: PluginHost, layout: KVCacheLayout, engine: EngineConfig, hybrid: bool = True
+    specs: Specs, *, host: PluginHost, layout: KVCacheLayout, hybrid: bool = True
 ) -> tuple[KVCacheGroupSpec, ...]:
     """The groups of a whole model, by the engines' decision tree.
 
@@ -60,15 +60,11 @@ def engine_groups(
         specs: layer name to spec, in layer order.
         host: who knows the families.
         layout: block-outermost layouts pack mixed pages, the others need one page size.
-        engine: limits, for plugins that group by themselves.
         hybrid: False where an engine keeps one kind only: local kinds are promoted to full attention first.
 
     Raises:
         PlanError: pages cannot be brought together; names layers, pages and why.
     """
-    answer = next(iter(host.call_all("kvframe_group_layers", specs=specs, engine=engine)), None)
-    if answer is not None:
-        return _given_groups(answer, specs, host)
     if not hybrid:
         specs = promote_local(specs, host)
     if not specs:
@@ -111,14 +107,17 @@ def _hybrid_groups(
 
 def _may_fall_back(specs: Specs, host: PluginHost) -> bool:
     families = [host.family(spec) for spec in specs.values()]
-    return all(f.paging.fallback or not f.lifetime(spec).recycles for f, spec in zip(families, specs.values(), strict=True))
+    return all(
+        f.paging.fallback or not f.lifetime(spec).recycles
+        for f, spec in zip(families, specs.values(), strict=True)
+    )
 
 
 def equal_page_groups(specs: Specs, host: PluginHost) -> list[dict[str, Any]]:
     """Layers of one page size to groups of about equal layer counts (contract 5.5b).
 
-    The group size g is the smallest bucket's, or the largest's if it is below 1.5 times that. A bucket of n layers becomes
-    ceil(n / g) groups, dealt round-robin so that every pipeline stage gets a share of each.
+    The group size g is the smallest bucket's, or the largest's if it is below 1.5 times that. A bucket of n layers
+    becomes ceil(n / g) groups, dealt round-robin so that every pipeline stage gets a share of each.
     """
     buckets: list[dict[str, Any]] = []
     for layer, spec in specs.items():
@@ -158,9 +157,17 @@ def _check_plannable(layer: str, spec: Any, host: PluginHost) -> None:
         )
 
 
-def _given_groups(
-    answer: Sequence[Sequence[str]], specs: Specs, host: PluginHost
-) -> tuple[KVCacheGroupSpec, ...]:
+def given_groups(
+    specs: Specs, *, host: PluginHost, engine: EngineConfig
+) -> tuple[KVCacheGroupSpec, ...] | None:
+    """The groups of the first plugin that groups by itself, None if none does.
+
+    Raises:
+        PlanError: its answer does not name every layer exactly once.
+    """
+    answer = next(iter(host.call_all("kvframe_group_layers", specs=specs, engine=engine)), None)
+    if answer is None:
+        return None
     named = [layer for group in answer for layer in group]
     lost = [layer for layer in specs if named.count(layer) != 1] + [n for n in named if n not in specs]
     if lost:
@@ -182,7 +189,7 @@ def with_draft_flags(groups: Sequence[KVCacheGroupSpec], draft_drop: bool) -> tu
 
 
 def with_lookahead(specs: Specs, host: PluginHost, engine: EngineConfig) -> dict[str, Any]:
-    """Specs that keep what several draft modules prefill again: lookahead - 1 tokens more where a kind gives tokens back."""
+    """Specs that keep the lookahead - 1 tokens more that several draft modules prefill again."""
     extra = max(0, engine.prefill_lookahead - 1)
     families = {layer: host.family(spec) for layer, spec in specs.items()}
     return {

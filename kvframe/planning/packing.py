@@ -23,14 +23,17 @@ def packed_groups(specs: Mapping[str, Any], host: PluginHost) -> list[dict[str, 
     counts = [_group_count(bucket, repeats) for bucket in buckets]
     states = [_is_state(bucket, repeats, host) for bucket in buckets]
     anchor = max(
-        sum(cdiv(len(layers), len(bucket) if state else count) * page for page, layers in _by_page(bucket).items())
+        sum(
+            cdiv(len(layers), len(bucket) if state else count) * page
+            for page, layers in _by_page(bucket).items()
+        )
         for bucket, count, state in zip(buckets, counts, states, strict=True)
     )
     groups: list[dict[str, Any]] = []
     for bucket, count, state in zip(buckets, counts, states, strict=True):
         if state:
             fit = max(anchor // next(iter(bucket.values())).page_size_bytes, 1)
-            count = max(count, cdiv(len(bucket), fit))  # noqa: PLW2901  # as many as the widest group needs
+            count = max(count, cdiv(len(bucket), fit))  # as many as the widest group needs
         groups += _rows(bucket, count)
     return groups
 
@@ -88,6 +91,4 @@ def _rows(bucket: Bucket, count: int) -> list[dict[str, Any]]:
         [layer for layer in row if layer is not None]
         for row in zip_longest(*_by_page(bucket).values(), fillvalue=None)
     ]
-    return [
-        {layer: bucket[layer] for row in rows[index::count] for layer in row} for index in range(count)
-    ]
+    return [{layer: bucket[layer] for row in rows[index::count] for layer in row} for index in range(count)]

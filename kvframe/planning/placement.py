@@ -99,7 +99,7 @@ def _tensor(
         elif not layout.block_compact:
             raise LayoutError(
                 layout=layout.name,
-                reason=f"block_stride_alignment pads pages of {spec.page_size_bytes:,} bytes, and this layout has no whole pages",
+                reason=f"block_stride_alignment pads pages of {spec.page_size_bytes:,} bytes, and none is whole here",
                 would_work=("LBHNC", "LBNHC", "BLHNC", "BLNHC"),
             )
         layer_stride = _layer_bytes(spec, num_blocks)

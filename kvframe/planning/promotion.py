@@ -1,4 +1,4 @@
-"""Promotion: local kinds kept as full attention, where an engine or a mix of pages leaves no other way (contract 5.3)."""
+"""Promotion: local kinds kept as full attention, where nothing else works (contract 5.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From specs to KVCacheConfigs: grouping over the whole model, then sizing and placement for every rank (contract 5.8)."""
+"""From groups of the whole model to a KVCacheConfig for every rank (contract 5.8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from kvframe.errors import InsufficientMemoryError, PlanError
 from kvframe.layout import KVCacheLayout
 from kvframe.planning.grouping import make_group
 from kvframe.planning.placement import check_layout, place
-from kvframe.planning.sizing import Bound, blocks_per_request, bytes_per_block, largest_fitting_len, tp_replicas
+from kvframe.planning.sizing import (
+    Bound,
+    blocks_per_request,
+    bytes_per_block,
+    largest_fitting_len,
+    tp_replicas,
+)
 from kvframe.plugins import PluginHost
 from kvframe.spec import UniformTypeKVCacheSpecs
 
@@ -62,7 +68,12 @@ def project(
 
 
 def check_memory(
-    groups: Sequence[KVCacheGroupSpec], engine: EngineConfig, bound: Bound, *, layout: KVCacheLayout, memory: int
+    groups: Sequence[KVCacheGroupSpec],
+    engine: EngineConfig,
+    bound: Bound,
+    *,
+    layout: KVCacheLayout,
+    memory: int,
 ) -> None:
     """One request of max_model_len fits beside the null block.
 
@@ -120,7 +131,9 @@ def configs_for_ranks(
     return tuple(
         KVCacheConfig(
             pools={
-                DEVICE: Pool(budget_bytes=rank.memory, slab_bytes=max(block, 1), num_slabs=common, layout=layout.name)
+                DEVICE: Pool(
+                    budget_bytes=rank.memory, slab_bytes=max(block, 1), num_slabs=common, layout=layout.name
+                )
             },
             groups=part,
             tensors=place(part, num_slabs=common, slab_bytes=block, layout=layout),

@@ -56,7 +56,9 @@ def bytes_per_block(groups: Sequence[KVCacheGroupSpec], layout: KVCacheLayout) -
     per_slab = [group.blocks_per_slab for group in device]
     if max(per_slab) > 1:
         pages = [group.page_size_bytes for group in device]
-        return smallest_slab(pages, per_slab, [stride_alignment_of(group.layer_specs.values()) for group in device])
+        return smallest_slab(
+            pages, per_slab, [stride_alignment_of(group.layer_specs.values()) for group in device]
+        )
     if layout.block_outermost:
         multiple = math.lcm(*(s.block_stride_bytes_multiple for g in device for s in g.layer_specs.values()))
         return round_up(max(group.page_size_bytes for group in device), multiple)
@@ -111,9 +113,7 @@ def largest_fitting_len(
     return low
 
 
-def tp_replicas(
-    groups: Sequence[KVCacheGroupSpec], engine: EngineConfig
-) -> int:
+def tp_replicas(groups: Sequence[KVCacheGroupSpec], engine: EngineConfig) -> int:
     """Consecutive tensor-parallel ranks that hold identical bytes in every layer (contract 5.8); 1 without layers.
 
     A layer whose shards do not divide the ranks evenly has no replicas that line up, so it counts as 1 (Q20).
@@ -131,4 +131,4 @@ def _layer_replicas(spec: object, engine: EngineConfig) -> int:
     shards = getattr(spec, "max_tp_shards", None)
     if shards is None or (getattr(spec, "dcp_sharded", False) and engine.dcp > 1):
         return 1
-    return max(1, engine.tp // int(shards))
+    return 1 if engine.tp % int(shards) else engine.tp // int(shards)
