@@ -1,5 +1,6 @@
 """kvframe: the KV-cache layer of an LLM engine as a plugin framework. Importing it imports no torch."""
 
+from kvframe.config import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Pool
 from kvframe.dtypes import CacheDType, KVQuantMode, PackedCell, ScaleStorage
 from kvframe.engine import EngineConfig
 from kvframe.errors import KVFrameError
@@ -7,7 +8,9 @@ from kvframe.family import Paging, SpecFamily, Traits
 from kvframe.hookspecs import hookimpl
 from kvframe.lifetime import Lifetime
 from kvframe.merge import ANY, EQUAL, FIRST_SET, MAX, Refusal, kv_field
+from kvframe.planning import Limits, Plan, plan
 from kvframe.plugins import PluginHost, load_plugins
+from kvframe.quant import get_kv_quant_mode, kv_cache_uses_per_token_head_scales
 from kvframe.readers import Layer, LayerContext, LayerReader, ModelConfig, ModelReader
 from kvframe.spec import (
     AttentionSpec,
@@ -31,19 +34,25 @@ __all__ = [
     "CacheDType",
     "EngineConfig",
     "FullAttentionSpec",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
     "KVCacheSpec",
+    "KVCacheTensor",
     "KVFrameError",
     "KVQuantMode",
     "Layer",
     "LayerContext",
     "LayerReader",
     "Lifetime",
+    "Limits",
     "ModelConfig",
     "ModelReader",
     "MultipleOf",
     "PackedCell",
     "Paging",
+    "Plan",
     "PluginHost",
+    "Pool",
     "Refusal",
     "ScaleStorage",
     "SpecBase",
@@ -51,10 +60,13 @@ __all__ = [
     "Traits",
     "UniformTypeKVCacheSpecs",
     "__version__",
+    "get_kv_quant_mode",
     "hookimpl",
     "is_full_attention_spec",
     "iter_layer_specs",
+    "kv_cache_uses_per_token_head_scales",
     "kv_field",
     "load_plugins",
+    "plan",
     "replace_as",
 ]

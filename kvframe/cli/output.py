@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPED_WIDTH = 120  # columns where there is no terminal to ask
+PIPED_WIDTH = 200  # columns where there is no terminal to ask: as wide as the table is
 
 
 def console() -> Console:

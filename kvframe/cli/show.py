@@ -24,6 +24,7 @@ def show_plan(path: Path, result: Result) -> None:
         "layers",
         "block",
         "content",
+        "page",
         "stride",
         "blocks/slab",
         "blocks/request",
@@ -35,6 +36,7 @@ def show_plan(path: Path, result: Result) -> None:
             sum(group["kinds"].values()),
             f"{group['block_tokens']:,} tokens",
             size_text(group["natural_page_bytes"]),
+            size_text(group["page_bytes"]),
             size_text(group["stride_bytes"]),
             group["blocks_per_slab"],
             group["blocks_per_request"],
@@ -63,10 +65,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         ),
         ("tokens", f"{result['tokens']:,} in requests of {length}"),
         ("requests at once", f"{result['max_concurrency']:,.2f} of {length} tokens, {count} {unit} each"),
-        (
-            "bytes per token",
-            f"{result['bytes_per_token']:,}, then {result['bytes_per_token_growth']:,} once all windows are full",
-        ),
+        ("bytes per token", _growth(result)),
         ("constant per sequence", size_text(result["constant_bytes_per_sequence"])),
         (
             "wasted per request",
@@ -78,6 +77,11 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if reserve:
         lines.insert(-2, ("reserve per request", f"{size_text(reserve)} for tokens in flight"))
     return lines
+
+
+def _growth(result: Result) -> str:
+    first, later = result["bytes_per_token"], result["bytes_per_token_growth"]
+    return f"{first:,}" if first == later else f"{first:,}, then {later:,} once all windows are full"
 
 
 def _stage_lines(result: Result) -> list[str]:
