@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+ALONE := .venv-plugin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 # A plugin is installed once its package exists: plugins/kvframe-x/src/kvframe_x/__init__.py
@@ -13,10 +14,10 @@ MANIFESTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 TEST_EXTRAS = $(shell $(BIN)/python -c 'import sys; print("test,torch" if sys.version_info[:2] == (3, 11) else "test")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench docs clean FORCE
+.PHONY: help setup demo test test-plugin test-plugins check bench docs clean FORCE
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
 setup: $(STAMPS)/setup ## Make .venv and install the core and its plugins, editable
 
@@ -31,6 +32,18 @@ demo: setup ## Plan three real models into 64 GiB
 test: $(STAMPS)/test ## Run the tests of the core and of every plugin
 	$(BIN)/python -m pytest
 
+# The plugin's own requirements bring what else it needs; the other plugins are not there.
+test-plugin: setup ## Test one plugin with only the core and what it requires: make test-plugin PLUGIN=kvframe-mla
+	@test -d plugins/$(PLUGIN) || { echo 'PLUGIN must name a folder of plugins/, such as PLUGIN=kvframe-mla'; exit 2; }
+	@rm -rf $(ALONE) && $(BIN)/python -m venv $(ALONE)
+	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w $(ALONE)/wheels . $(PLUGINS:%=./%)
+	@$(ALONE)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --find-links $(ALONE)/wheels \
+		$(PLUGIN) pytest hypothesis
+	$(ALONE)/bin/python -m pytest -q plugins/$(PLUGIN)
+
+test-plugins: ## Test every plugin alone
+	@for plugin in $(notdir $(PLUGINS)); do $(MAKE) --no-print-directory test-plugin PLUGIN=$$plugin || exit 1; done
+
 check: $(STAMPS)/check ## Lint, formatting, types, and the one-way road of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -44,7 +57,7 @@ docs: $(STAMPS)/docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove .venv and everything built
-	rm -rf $(VENV) site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ALONE) site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
