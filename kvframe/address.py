@@ -80,7 +80,7 @@ class Addresses:
 
     @property
     def alignment(self) -> int:
-        """The largest power of two, or other number of bytes, that divides every cell's address and size."""
+        """The largest number of bytes that divides every cell's address and size."""
         steps = self.strides[:-1] if self.num_layers > 1 else self.strides[1:-1]
         return math.gcd(self.offset, *steps, self.shape[-1])
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import kvframe_hisparse
 from kvframe import EngineConfig, Refusal, load_plugins
+from kvframe.config import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Pool
 from kvframe.errors import SpecError
 from kvframe_hisparse import HiSparseHotSpec, HiSparseResidentSpec
+from kvframe_mla import MLAAttentionSpec
 
 PAGE = 41_984  # a DeepSeek-V3.2 latent page: 64 tokens of 656 bytes
 
@@ -57,6 +59,7 @@ def test_both_are_raw_pages(spec):
     assert not spec.has_layer_views
     assert not spec.dcp_sharded
     assert spec.block_stride_bytes_multiple == 1
+    assert spec.packed_stride_bytes_multiple == PAGE  # contract 2.15: it joins the packed layouts' alignment
     for member in ("num_heads", "tokens_per_state", "state_content_size_bytes", "num_states"):
         with pytest.raises(SpecError, match="raw pages"):
             getattr(spec, member)
@@ -118,9 +121,10 @@ def test_neither_takes_part_in_prefix_hits_or_transfers(host):
 def test_a_request_never_holds_more_than_the_peak(host, regions, in_flight, max_len):
     spec = attrs.evolve(hot(), block_size=4, blocks_per_request=regions)
     assert host.family(spec).lifetime(spec).peak(in_flight, max_len) == regions
-    # No count of tokens frees a resident page, so the rule's own peak is every page of the longest request.
+    # Two pages at the end stay, and those of the tokens in flight, which may begin inside a page (contract 6.13).
     pages = HiSparseResidentSpec(4, page_size=PAGE)
-    assert host.family(pages).lifetime(pages).peak(in_flight, max_len) == -(-max_len // 4)
+    peak = host.family(pages).lifetime(pages).peak(in_flight, max_len)
+    assert peak == min(-(-max_len // 4), -(-(in_flight - 1) // 4) + 2)
     assert pages.max_admission_blocks_per_request(in_flight, max_len) <= -(-max_len // 4)
 
 
@@ -129,3 +133,48 @@ def test_the_groups_beside_them_have_names():
         "hisparse_source",
         "hisparse_indexer",
     )
+
+
+def tiered(role, ranks=1):
+    """Contract 5.10 [run]: 8 latent layers of 41,984 bytes a page; 1 GiB / 335,872 = 3,196 host blocks."""
+    spec = MLAAttentionSpec(64, num_kv_heads=1, head_size=656, dtype="uint8")
+    layers = tuple(f"layers.{index}.attn" for index in range(8))
+    host = Pool(
+        name="host",
+        budget_bytes=1 << 30,
+        slab_bytes=335_872,
+        num_slabs=3_196,
+        layout="LBNHC",
+        shared_by_ranks=ranks,
+    )
+    group = KVCacheGroupSpec(
+        layer_specs=dict.fromkeys(layers, spec),
+        kv_cache_spec=spec,
+        family=("mla",) * 8,
+        pool="host",
+        role=role,
+    )
+    tensor = KVCacheTensor(
+        size=host.size_bytes, layers=layers, layer_stride=PAGE * 3_196, block_stride=PAGE, pool="host"
+    )
+    return KVCacheConfig(
+        pools={"device": Pool(budget_bytes=0, slab_bytes=1, num_slabs=1, layout="BLHNC"), "host": host},
+        groups=(group,),
+        tensors=(tensor,),
+        max_model_len=131_072,
+    )
+
+
+def test_a_plan_says_how_its_host_pool_is_cut():
+    config = tiered(kvframe_hisparse.SOURCE_ROLE)
+    assert kvframe_hisparse.hisparse_host_num_blocks(config) == 3_196
+    assert kvframe_hisparse.hisparse_host_block_stride(config) == 335_872
+    assert not kvframe_hisparse.hisparse_shared_host_pool(config)
+    assert kvframe_hisparse.hisparse_shared_host_pool(tiered(kvframe_hisparse.SOURCE_ROLE, ranks=8))
+
+
+def test_a_plan_without_host_pages_of_its_own_has_no_host_pool():
+    config = tiered("default", ranks=8)  # another plugin's tier
+    assert kvframe_hisparse.hisparse_host_num_blocks(config) is None
+    assert kvframe_hisparse.hisparse_host_block_stride(config) is None
+    assert not kvframe_hisparse.hisparse_shared_host_pool(config)

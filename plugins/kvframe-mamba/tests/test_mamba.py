@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kvframe_mamba
 from kvframe import EngineConfig, Refusal, load_plugins
-from kvframe.config import KVCacheConfig, KVCacheGroupSpec
+from kvframe.config import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Pool
 from kvframe.errors import SpecError
 from kvframe_mamba import MambaSpec
 
@@ -197,8 +197,12 @@ def test_the_family_says_what_other_parts_ask_for(family):
 
 def test_a_plan_says_whether_it_keeps_states(family):
     def config(name):
-        group = KVCacheGroupSpec(layer_specs={"a": spec()}, kv_cache_spec=spec(), family=(name,))
-        return KVCacheConfig(pools={}, groups=(group,), tensors=(), max_model_len=16)
+        return KVCacheConfig(
+            pools={"device": Pool(budget_bytes=REAL, slab_bytes=REAL, num_slabs=1, layout="LBHNC")},
+            groups=(KVCacheGroupSpec(layer_specs={"a": spec()}, kv_cache_spec=spec(), family=(name,)),),
+            tensors=(KVCacheTensor(size=REAL, layers=("a",), layer_stride=REAL, block_stride=REAL),),
+            max_model_len=16,
+        )
 
     assert kvframe_mamba.has_mamba_layers(config(family.name))
     assert not kvframe_mamba.has_mamba_layers(config("full_attention"))

@@ -1,0 +1,15 @@
+"""kvframe's conformance kit, run on this plugin's families and on the plugin as a whole."""
+
+from kvframe.testing import PluginConformance, SpecConformance
+
+
+class TestPlugin(PluginConformance):
+    plugin = "kvframe-circular-buffer"
+
+
+class TestCircularBuffer(SpecConformance):
+    family = "circular_buffer"
+
+
+class TestKpoolTail(SpecConformance):
+    family = "kpool_tail"

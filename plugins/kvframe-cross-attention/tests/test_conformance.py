@@ -1,0 +1,15 @@
+"""kvframe's conformance kit, run on this plugin's families and on the plugin as a whole."""
+
+from kvframe.testing import PluginConformance, SpecConformance
+
+
+class TestPlugin(PluginConformance):
+    plugin = "kvframe-cross-attention"
+
+
+class TestCrossAttention(SpecConformance):
+    family = "cross_attention"
+
+
+class TestEncoderOnly(SpecConformance):
+    family = "encoder_only"

@@ -1,0 +1,11 @@
+"""kvframe's conformance kit, run on this plugin's families and on the plugin as a whole."""
+
+from kvframe.testing import PluginConformance, SpecConformance
+
+
+class TestPlugin(PluginConformance):
+    plugin = "kvframe-mamba"
+
+
+class TestMamba(SpecConformance):
+    family = "mamba"
