@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -15,10 +16,15 @@ from kvframe.plugins import load_plugins
 from kvframe.version import VERSION
 
 _COMMANDS = {
+    "check": "kvframe.cli.check",
+    "diff": "kvframe.cli.diff",
+    "doctor": "kvframe.cli.doctor",
     "inspect": "kvframe.cli.inspect",
+    "new-plugin": "kvframe.cli.new_plugin",
     "plan": "kvframe.cli.plan",
     "plugins": "kvframe.cli.plugins",
 }
+_TRACEBACK = "--traceback"
 
 
 class _Commands(click.Group):
@@ -42,13 +48,19 @@ class _Commands(click.Group):
     epilog="Example:  kvframe plan config.json --memory 64GiB",
 )
 @click.version_option(VERSION, prog_name="kvframe")
+@click.option(_TRACEBACK, is_flag=True, expose_value=False, help="Show where an error was raised too.")
 def cli() -> None:
     """Plan and inspect the KV cache of LLM engines."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code: 0, 1 for a refusal, 2 for wrong usage."""
+    """Run the command line and leave with its exit code.
+
+    0: done; 1: a refusal; 2: wrong usage; 3: an error that kvframe does not know, of its own or of a plugin.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    traced = _TRACEBACK in words
+    words = [word for word in words if word != _TRACEBACK]  # it may stand behind the command as well
     try:
         result: Any = cli.main(args=words, prog_name="kvframe", standalone_mode=False)
     except click.exceptions.Abort:
@@ -58,11 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print_error(usage, words)
         problem.show()
         sys.exit(2)
-    except KVFrameError as problem:
-        _print_error(problem.as_dict(), words)
-        click.echo(f"{type(problem).__name__}: {problem}", err=True)
-        sys.exit(2 if isinstance(problem, UsageError) else 1)
+    except Exception as problem:  # nobody is helped by a traceback that was not asked for
+        if traced:
+            traceback.print_exc()
+        known = isinstance(problem, KVFrameError)
+        error = problem.as_dict() if isinstance(problem, KVFrameError) else _unknown_error(problem)
+        _print_error(error, words)
+        hint = "" if known or traced else f" ({_TRACEBACK} shows where)"
+        click.echo(f"{type(problem).__name__}: {problem}{hint}", err=True)
+        sys.exit((2 if isinstance(problem, UsageError) else 1) if known else 3)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _unknown_error(problem: Exception) -> dict[str, Any]:
+    return {"kind": "internal", "type": type(problem).__name__, "message": str(problem), "fields": {}}
 
 
 def _print_error(error: dict[str, Any], words: Sequence[str]) -> None:

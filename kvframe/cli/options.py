@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,6 +44,16 @@ def parse_numbers(value: Any) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{value!r} is no list of whole numbers above 0, such as 20,22")
     return tuple(map(int, parts))
+
+
+def new_file(value: str) -> Path:
+    """Text to a file that can be written; checked before any work is done for it."""
+    path = Path(value)
+    if path.is_dir():
+        raise click.BadParameter(f"{value} is a folder")
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"{value}: there is no folder {path.parent}")
+    return path
 
 
 def size_text(nbytes: int) -> str:

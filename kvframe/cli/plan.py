@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kvframe.cli.model import model_options
-from kvframe.cli.options import parse_numbers, parse_size
+from kvframe.cli.options import new_file, parse_numbers, parse_size
+from kvframe.cli.plugin_options import PlanCommand
 from kvframe.cli.request import PlanRequest
 from kvframe.cli.show import show_explanation, show_plan
 from kvframe.planning import STRATEGIES
+from kvframe.planning.versions import versions
 from kvframe.plugins import load_plugins
 
 _EPILOG = """
@@ -37,6 +40,12 @@ def _plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 type=parse_size,
                 metavar="SIZE",
                 help="Memory for the cache on one rank: bytes, or 64GiB, 64GB, ….",
+            ),
+            click.option(
+                "--host-memory",
+                type=parse_size,
+                metavar="SIZE",
+                help="Memory of the host for one rank, where a plugin keeps layers there.",
             ),
             click.option(
                 "--gpu-memory",
@@ -162,26 +171,59 @@ def _plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("plan", epilog=_EPILOG)
+@click.command("plan", cls=PlanCommand, epilog=_EPILOG)
 @model_options
 @_plan_options
 @click.option(
     "--explain", is_flag=True, help="Also print what every alternative would have cost, and where bytes go."
 )
+@click.option(
+    "--html", type=new_file, metavar="FILE", help="Also write a report with plots and the memory map as HTML."
+)
+@click.option(
+    "--map",
+    "map_file",
+    type=new_file,
+    metavar="FILE",
+    help="Also draw one slab and its blocks to scale as SVG.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def command(config: Path, as_json: bool, explain: bool, **options: Any) -> None:
+def command(
+    config: Path, as_json: bool, explain: bool, html: Path | None, map_file: Path | None, **options: Any
+) -> None:
     """Plan a model's KV cache: how many blocks, tokens and requests fit into a budget on one rank.
 
     CONFIG is a Hugging Face config.json, or a folder that holds one.
     """
-    asked = PlanRequest.read(config, load_plugins(), options)
+    # imported before any work, since its library may be missing
+    write_html = import_module("kvframe.cli.html").report_html if html else None
+    asked = PlanRequest.read(config, load_plugins(), options, command.extras(options))
     made, source = asked.answer()
-    result = asked.result(made) | {"memory_source": source, "warnings": list(asked.warnings)}
+    result = asked.result(made) | {
+        "memory_source": source,
+        "warnings": list(asked.warnings),
+        "options": options,
+        "versions": versions(asked.host),
+    }
     for warning in asked.warnings:
         click.echo(f"warning: {warning}", err=True)
+    if html and write_html:
+        _write(html, write_html(config, asked, made, result))
+    if map_file:
+        from kvframe.cli.memory_map import plan_map_svg
+
+        _write(map_file, plan_map_svg(made, asked.model.kinds, asked.host.layouts))
     if as_json:
         click.echo(json.dumps(result, indent=2))
         return
     show_plan(config, result)
     if explain:
         show_explanation(result)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or "cannot be written") from error
+    click.echo(f"wrote {path}", err=True)

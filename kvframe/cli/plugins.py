@@ -8,6 +8,7 @@ import attrs
 import click
 
 from kvframe.cli.output import console, table
+from kvframe.cli.why import why as why_answers
 from kvframe.discovery import ACTIVE, PluginRecord
 from kvframe.plugins import load_plugins
 
@@ -16,13 +17,21 @@ from kvframe.plugins import load_plugins
     "plugins",
     epilog="Example:  KVFRAME_DISABLE_PLUGINS=mamba kvframe plugins",
 )
+@click.option(
+    "--why", metavar="NAME", help="Say who provides NAME, who replaced it, and what was set aside and why."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def command(as_json: bool) -> None:
+def command(why: str | None, as_json: bool) -> None:
     """List every plugin: where it comes from, what it brings, its status, and the reason if it was set aside.
+
+    With --why: all that goes by a name, be it a family, cache dtype, layer kind, model type, layout, command or plugin.
 
     KVFRAME_PLUGINS=a,b loads just those; KVFRAME_DISABLE_PLUGINS=c leaves some out; KVFRAME_STRICT=1 makes a
     set-aside plugin an error.
     """
+    if why is not None:
+        _show_why(why, as_json)
+        return
     records = load_plugins().records
     if as_json:
         click.echo(json.dumps({"plugins": [attrs.asdict(record) for record in records]}, indent=2))
@@ -45,6 +54,17 @@ def command(as_json: bool) -> None:
     for record in records:
         if record.status != ACTIVE:
             click.echo(f"{record.name}: {record.status}: {record.reason}{_origin(record)}")
+
+
+def _show_why(name: str, as_json: bool) -> None:
+    answers = why_answers(load_plugins(), name)
+    if as_json:
+        click.echo(
+            json.dumps({"name": name, "answers": [attrs.asdict(answer) for answer in answers]}, indent=2)
+        )
+        return
+    for answer in answers:
+        click.echo(f"{name}: {answer}")
 
 
 def _origin(record: PluginRecord) -> str:

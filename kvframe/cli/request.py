@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvframe.errors import UsageError
 from kvframe.models import ModelSpecs, encoder_positions, inspect_model, read_config
 from kvframe.planning import Limits, Plan, plan
 from kvframe.planning.inverse import largest_len, memory_for_requests
-from kvframe.planning.report import requests_at
+from kvframe.planning.pools import requests_at
 from kvframe.plugins import PluginHost
 
 
@@ -28,8 +29,16 @@ class PlanRequest:
     warnings: tuple[str, ...]
 
     @classmethod
-    def read(cls, path: Path, host: PluginHost, options: dict[str, Any]) -> PlanRequest:
+    def read(
+        cls, path: Path, host: PluginHost, options: dict[str, Any], extras: Mapping[str, Any]
+    ) -> PlanRequest:
         """Read the model with the options.
+
+        Args:
+            path: the config.json, or its folder.
+            host: the plugins.
+            options: kvframe's own options by name.
+            extras: the plugins' options by name.
 
         Raises:
             KVFrameError: the config or an option cannot be right.
@@ -57,6 +66,7 @@ class PlanRequest:
             dcp=options["dcp"],
             state_cache_mode="align" if caching else "none",
             prefix_caching=caching,
+            extras=extras,
         )
         warnings = (*model.warnings, *scales.check(host.cache_dtypes.get(options["cache_dtype"])))
         return cls(model=model, engine=engine, host=host, options=options, warnings=warnings)
@@ -68,6 +78,7 @@ class PlanRequest:
             self.model.specs,
             engine=engine,
             memory=memory,
+            pools={"host": self.options["host_memory"]} if self.options["host_memory"] is not None else {},
             host=self.host,
             layout=self.options["layout"],
             strategy=self.options["strategy"],
@@ -89,7 +100,7 @@ class PlanRequest:
                 raise UsageError(
                     option="--requests", value=wanted, rule="asks for the memory: leave --memory out"
                 )
-            memory = memory_for_requests(self.plan, wanted, lambda made: self.requests(made, length))
+            memory = memory_for_requests(self.plan, wanted, lambda made: self.requests_by_pool(made, length))
             return self.plan(memory), f"--requests {wanted:,} of {length:,} tokens"
         memory, source = budget(self.options)
         if not self.options["fit_max_model_len"]:
@@ -98,7 +109,11 @@ class PlanRequest:
         return self.plan(memory, length or None), source
 
     def requests(self, made: Plan, length: int) -> int:
-        """Requests of `length` tokens that fit at once beside the null block."""
+        """Requests of `length` tokens that fit at once beside the null block, in every pool."""
+        return min(self.requests_by_pool(made, length).values(), default=0)
+
+    def requests_by_pool(self, made: Plan, length: int) -> dict[str, int]:
+        """The same by pool."""
         return requests_at(made.config, engine=self.engine, host=self.host, length=length)
 
     @property

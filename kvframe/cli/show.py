@@ -9,6 +9,7 @@ import click
 
 from kvframe.cli.options import size_text
 from kvframe.cli.output import console, table
+from kvframe.config import DEVICE
 
 Result = dict[str, Any]
 
@@ -30,9 +31,10 @@ def show_plan(path: Path, result: Result) -> None:
         "blocks/request",
         "wasted/request",
     )
+    tiers = len(result["pools"]) > 1
     rows = [
         (
-            f"{number}: {', '.join(group['kinds'])}",
+            f"{number}: {', '.join(group['kinds'])}" + (f" ({group['pool']})" if tiers else ""),
             sum(group["kinds"].values()),
             f"{group['block_tokens']:,} tokens",
             size_text(group["natural_page_bytes"]),
@@ -45,18 +47,21 @@ def show_plan(path: Path, result: Result) -> None:
         for number, group in enumerate(result["groups"])
     ]
     console().print(table(headings, rows, numbers=headings[1:]), highlight=False)
-    for name, value in _summary(result):
+    for name, value in summary(result):
         click.echo(f"  {name + ':':24} {value}")
     for line in (*_stage_lines(result), *_requested_lines(result.get("requested"))):
         click.echo(f"  {line}")
 
 
-def _summary(result: Result) -> list[tuple[str, str]]:
-    unit = "blocks" if all(group["blocks_per_slab"] == 1 for group in result["groups"]) else "slabs"
-    each = result["blocks_per_request_total"]
-    count = f"{each:,}" if isinstance(each, int) else f"{each:,.2f}"
+def summary(result: Result) -> list[tuple[str, str]]:
+    """What a plan gives, as names and values for people."""
+    device = [group for group in result["groups"] if group["pool"] == DEVICE]
+    unit = "blocks" if all(group["blocks_per_slab"] == 1 for group in device) else "slabs"
     length = f"{result['max_model_len']:,}"
-    reserve = sum(g["reserve_blocks_per_request"] * g["stride_bytes"] for g in result["groups"])
+    each = f"{_number(result['blocks_per_request_total'])} {unit} each"
+    if len(result["pools"]) > 1:
+        each = f"limited by the {result['limited_by']}"
+    reserve = sum(g["reserve_blocks_per_request"] * g["stride_bytes"] for g in device)
     lines = [
         (
             unit,
@@ -64,7 +69,8 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             f"({result['usable_blocks']:,} usable, one holds the null block)",
         ),
         ("tokens", f"{result['tokens']:,} in requests of {length}"),
-        ("requests at once", f"{result['max_concurrency']:,.2f} of {length} tokens, {count} {unit} each"),
+        ("requests at once", f"{result['max_concurrency']:,.2f} of {length} tokens, {each}"),
+        *_pool_lines(result, unit),
         ("bytes per token", _growth(result)),
         ("constant per sequence", size_text(result["constant_bytes_per_sequence"])),
         (
@@ -77,6 +83,25 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if reserve:
         lines.insert(-2, ("reserve per request", f"{size_text(reserve)} for tokens in flight"))
     return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def _pool_lines(result: Result, unit: str) -> list[tuple[str, str]]:
+    """A line for each pool, where there are several."""
+    if len(result["pools"]) < 2:
+        return []
+    return [
+        (
+            f"pool {pool['name']}",
+            f"{pool['max_concurrency'] or 0:,.2f} requests, {_number(pool['slabs_per_request'])} "
+            f"{unit if pool['name'] == DEVICE else 'blocks'} each; {size_text(pool['budget_bytes'])}, "
+            f"{pool['num_slabs']:,} of {size_text(pool['slab_bytes'])}, layout {pool['layout']}",
+        )
+        for pool in result["pools"]
+    ]
 
 
 def _growth(result: Result) -> str:
@@ -111,13 +136,7 @@ def show_explanation(result: Result) -> None:
     """Why this plan: waste by cause, the floor, and what each alternative would have cost."""
     waste = result["waste"]
     click.echo(f"\nOne request of {result['max_model_len']:,} tokens:")
-    causes = [
-        ("must be kept", waste["floor_bytes"]),
-        ("empty layer slots", waste["layer_padding_bytes"]),
-        ("padded pages", waste["page_padding_bytes"]),
-        ("rest between blocks", waste["slab_remainder_bytes"]),
-    ]
-    for name, value in causes:
+    for name, value in waste_by_cause(waste):
         click.echo(f"  {name + ':':24} {size_text(value)}")
     lengths = list(waste["structural_share_by_length"])
     click.echo(f"\nBytes that one request holds, by length in tokens (chosen: {result['chosen']}):")
@@ -133,4 +152,21 @@ def show_explanation(result: Result) -> None:
         for other in sorted(result["alternatives"], key=lambda other: other["cost"])
     ]
     console().print(table(headings, rows, numbers=headings[1:-1]), highlight=False)
-    click.echo(f"The budget of {size_text(result['memory_bytes'])} is what limits the number of requests.")
+    click.echo(limit_text(result))
+
+
+def waste_by_cause(waste: Result) -> list[tuple[str, int]]:
+    """Bytes of one request of max_model_len: what must be kept, and what holds nothing, by cause."""
+    return [
+        ("must be kept", waste["floor_bytes"]),
+        ("empty layer slots", waste["layer_padding_bytes"]),
+        ("padded pages", waste["page_padding_bytes"]),
+        ("rest between blocks", waste["slab_remainder_bytes"]),
+    ]
+
+
+def limit_text(result: Result) -> str:
+    """Which resource limits the number of requests."""
+    limit = next((pool for pool in result["pools"] if pool["name"] == result["limited_by"]), result["pools"][0])
+    where = f" of pool {limit['name']!r}" if len(result["pools"]) > 1 else ""
+    return f"The budget of {size_text(limit['budget_bytes'])}{where} is what limits the number of requests."
