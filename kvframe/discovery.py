@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 from packaging.requirements import InvalidRequirement, Requirement
@@ -32,6 +33,7 @@ class PluginRecord:
     module: str = ""
     status: str = BROKEN
     reason: str | None = None
+    remedy: str | None = None
     load_seconds: float = 0.0
     hooks: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
@@ -39,6 +41,7 @@ class PluginRecord:
     layouts: tuple[str, ...] = ()
     layer_kinds: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
+    eviction_policies: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
 
     @property
@@ -46,9 +49,20 @@ class PluginRecord:
         """How messages name the plugin: with its distribution and version where it has them."""
         return f"{self.name} ({self.distribution} {self.version})" if self.distribution else self.name
 
-    def set_aside(self, status: str, reason: str) -> None:
-        """Note why the plugin is not used."""
-        self.status, self.reason = status, reason
+    @property
+    def known_as(self) -> frozenset[str]:
+        """The names that options may call it by: its entry point's and its distribution's, in canonical spelling."""
+        return frozenset(canonicalize_name(name) for name in (self.name, self.distribution or self.name))
+
+    def set_aside(self, status: str, reason: str, remedy: str | None = None) -> None:
+        """Note why the plugin is not used, and what to do to use it: the usual for the status, or `remedy`."""
+        owner = self.distribution
+        mend = f"mend it or reinstall it: pip install --force-reinstall {owner}" if owner else "mend it"
+        usual = {
+            INCOMPATIBLE: f"install versions that fit: pip install --upgrade {CORE} {owner}",
+            CONFLICT: "uninstall one of them, or leave one out with KVFRAME_DISABLE_PLUGINS",
+        }
+        self.status, self.reason, self.remedy = status, reason, remedy or usual.get(status, mend)
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +97,7 @@ def entry_points_by_name() -> dict[str, list[importlib.metadata.EntryPoint]]:
     """The installed entry points of the group by name, each name's sorted by distribution."""
     found: dict[str, list[importlib.metadata.EntryPoint]] = {}
     points = importlib.metadata.entry_points(group=GROUP)
-    for point in sorted(points, key=lambda p: (p.name, p.dist.name if p.dist else "")):
+    for point in sorted(points, key=lambda p: (p.name, _fact(p.dist, "name") or "", p.value)):
         found.setdefault(point.name, []).append(point)
     return found
 
@@ -91,33 +105,44 @@ def entry_points_by_name() -> dict[str, list[importlib.metadata.EntryPoint]]:
 def discover(
     entry_points: Mapping[str, Sequence[importlib.metadata.EntryPoint]], filters: Filters
 ) -> list[PluginRecord]:
-    """A record for every installed plugin, nothing imported yet; those to load have status active."""
+    """A record for every installed plugin, nothing imported yet; those to load have status active.
+
+    Raises:
+        UnknownPluginError: a filter names a plugin that is not installed.
+    """
     records = []
     for name, points in entry_points.items():
         for point in points:
-            dist = point.dist
             record = PluginRecord(
                 name=name,
-                distribution=dist.name if dist else None,
-                version=dist.version if dist else None,
+                distribution=_fact(point.dist, "name"),
+                version=_fact(point.dist, "version"),
                 module=point.value,
                 status=ACTIVE,
             )
             records.append(record)
-            mismatch = _core_mismatch(dist)
-            if len(points) > 1:
-                claimants = " and ".join(p.dist.name if p.dist else p.value for p in points)
-                record.set_aside(CONFLICT, f"entry point {name!r} is claimed by {claimants}")
-            elif mismatch:
+            mismatch = _core_mismatch(point.dist)
+            if mismatch:
                 record.set_aside(INCOMPATIBLE, mismatch)
     _apply_filters(records, filters)
+    for name in entry_points:
+        claimants = [record for record in records if record.name == name and record.status != BLOCKED]
+        if len(claimants) > 1:
+            owners = " and ".join(record.distribution or record.module for record in claimants)
+            for record in claimants:
+                record.set_aside(CONFLICT, f"entry point {name!r} is claimed by {owners}")
     return records
 
 
-def _apply_filters(records: Sequence[PluginRecord], filters: Filters) -> None:
-    def names(record: PluginRecord) -> set[str]:
-        return {canonicalize_name(n) for n in (record.name, record.distribution or record.name)}
+def _fact(dist: importlib.metadata.Distribution | None, name: str) -> Any:
+    """One of a distribution's facts, None where its metadata cannot be read, as after an uninstall cut short."""
+    try:
+        return getattr(dist, name, None)
+    except Exception:  # what is raised depends on the Python version
+        return None
 
+
+def _apply_filters(records: Sequence[PluginRecord], filters: Filters) -> None:
     found = sorted({r.name for r in records} | {r.distribution for r in records if r.distribution})
     known = {canonicalize_name(name) for name in found}
     for source, wanted in (("KVFRAME_PLUGINS", filters.only), ("KVFRAME_DISABLE_PLUGINS", filters.without)):
@@ -127,21 +152,43 @@ def _apply_filters(records: Sequence[PluginRecord], filters: Filters) -> None:
     only = None if filters.only is None else {canonicalize_name(name) for name in filters.only}
     without = {canonicalize_name(name) for name in filters.without}
     for record in records:
-        if only is not None and not names(record) & only:
-            record.set_aside(BLOCKED, "left out: KVFRAME_PLUGINS does not name it")
-        elif names(record) & without:
-            record.set_aside(BLOCKED, "left out by KVFRAME_DISABLE_PLUGINS")
+        if only is not None and not record.known_as & only:
+            record.set_aside(
+                BLOCKED, "left out: KVFRAME_PLUGINS does not name it", "add it to KVFRAME_PLUGINS"
+            )
+        elif record.known_as & without:
+            record.set_aside(
+                BLOCKED,
+                "left out by KVFRAME_DISABLE_PLUGINS",
+                "take it out of KVFRAME_DISABLE_PLUGINS",
+            )
 
 
-def _core_mismatch(dist: importlib.metadata.Distribution | None) -> str | None:
-    """The distribution's own requirement on kvframe, if the running core does not meet it."""
-    for text in (dist.requires if dist else None) or ():
+def requirements(dist: importlib.metadata.Distribution | None, extra: str | None = None) -> list[Requirement]:
+    """What a distribution requires on this machine; with `extra`, what that extra adds."""
+    found = []
+    for text in _fact(dist, "requires") or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if canonicalize_name(requirement.name) != CORE or (requirement.marker and not requirement.marker.evaluate()):
-            continue
+        marker = requirement.marker
+        wanted = marker is None or marker.evaluate({"extra": ""})
+        if extra is not None:
+            wanted = not wanted and marker is not None and marker.evaluate({"extra": extra})
+        if wanted:
+            found.append(requirement)
+    return found
+
+
+def core_requirements(dist: importlib.metadata.Distribution | None) -> list[Requirement]:
+    """What a distribution requires of kvframe itself on this machine."""
+    return [one for one in requirements(dist) if canonicalize_name(one.name) == CORE]
+
+
+def _core_mismatch(dist: importlib.metadata.Distribution | None) -> str | None:
+    """The distribution's own requirement on kvframe, if the running core does not meet it."""
+    for requirement in core_requirements(dist):
         if not requirement.specifier.contains(VERSION, prereleases=True):
             return f"requires kvframe{requirement.specifier}, and this is kvframe {VERSION}"
     return None

@@ -6,6 +6,7 @@ Each class subclasses the fitting builtin, so `except ValueError` keeps working,
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -59,6 +60,10 @@ def _rebuild(cls: type[KVFrameError], fields: Mapping[str, Any]) -> KVFrameError
     return cls(**fields)
 
 
+class KVFrameDeprecationWarning(FutureWarning):
+    """A plugin uses what a later kvframe drops. A FutureWarning, so that users see it and can ask for an update."""
+
+
 @attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
 class SpecError(KVFrameError, ValueError):
     """A spec was built with a value that breaks one of its rules."""
@@ -101,7 +106,22 @@ class PlanError(KVFrameError, ValueError):
         named = list(self.layers[:4]) + (["…"] if len(self.layers) > 4 else [])
         where = f" Layers: {', '.join(named)}." if named else ""
         what = "; ".join(f"{key}: {value}" for key, value in self.values.items())
-        return f"{self.reason}.{where}{f' {what}.' if what else ''}{f' {self.advice}.' if self.advice else ''}"
+        return (
+            f"{self.reason}.{where}{f' {what}.' if what else ''}{f' {self.advice}.' if self.advice else ''}"
+        )
+
+
+@attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
+class PlanFormatError(KVFrameError, ValueError):
+    """A plan's JSON cannot be read, or a plan cannot be written as JSON; `path` says where ("$" is the whole)."""
+
+    kind: ClassVar[str] = "invalid_plan"
+    path: str
+    value: Any
+    rule: str
+
+    def __str__(self) -> str:
+        return f"invalid plan: {self.path} = {reprlib.repr(self.value)}: {self.rule}."
 
 
 @attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
@@ -135,10 +155,13 @@ class InsufficientMemoryError(KVFrameError, ValueError):
             if self.largest_fitting_len
             else "Not even one token fits."
         )
+        reserved, advice = "the null block", "raise --memory, or shard with --tensor-parallel-size"
+        if self.pool != "device":
+            reserved, advice = "the blocks it reserves", f"or raise the budget of pool {self.pool!r}"
         return (
             f"one request of {self.max_model_len:,} tokens needs {_size(self.needed_bytes)} of KV cache, "
-            f"{_size(self.available_bytes)} are available in pool {self.pool!r} after the null block. {fits} "
-            f"Lower --max-model-len, raise --memory, or shard with --tensor-parallel-size."
+            f"{_size(self.available_bytes)} are available in pool {self.pool!r} after {reserved}. {fits} "
+            f"Lower --max-model-len, {advice}."
         )
 
 
@@ -235,14 +258,16 @@ class MissingPluginError(KVFrameError, LookupError):
     needed_by: str = "model"
     distribution: str | None = None
     reason: str | None = None
+    remedy: str | None = None
 
     def __str__(self) -> str:
         if self.distribution is None:
             return f"{self.needed_by} needs {self.wanted}, which no installed plugin provides. See `kvframe plugins`."
         if self.reason:
+            remedy = f"To use it, {self.remedy}" if self.remedy else "See `kvframe plugins`"
             return (
                 f"{self.needed_by} needs {self.wanted}, provided by {self.distribution}, which was set aside: "
-                f"{self.reason}. Mend it or reinstall: pip install --force-reinstall {self.distribution}"
+                f"{self.reason}. {remedy}"
             )
         return (
             f"{self.needed_by} needs {self.wanted}, provided by {self.distribution}: "
@@ -260,7 +285,9 @@ class MissingDependencyError(KVFrameError, ImportError):
     extra: str
 
     def __str__(self) -> str:
-        return f"{self.module} needs {self.needs}, which is not installed: pip install 'kvframe[{self.extra}]'"
+        return (
+            f"{self.module} needs {self.needs}, which is not installed: pip install 'kvframe[{self.extra}]'"
+        )
 
 
 @attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
@@ -333,4 +360,38 @@ class UsageError(KVFrameError, ValueError):
     rule: str
 
     def __str__(self) -> str:
-        return f"{self.option} {self.value}: {self.rule}." if self.value is not None else f"{self.option}: {self.rule}."
+        return (
+            f"{self.option} {self.value}: {self.rule}."
+            if self.value is not None
+            else f"{self.option}: {self.rule}."
+        )
+
+
+@attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
+class AgreementError(KVFrameError, RuntimeError):
+    """Ranks cannot agree on a plan. The same on every rank.
+
+    `ranks` are those to look at, none where it concerns all; `held` says for each disputed name which ranks hold
+    which value; `cause` is the error that ended the planning, as its `as_dict` gives it.
+    """
+
+    kind: ClassVar[str] = "ranks_disagree"
+    ranks: Sequence[int]
+    reason: str
+    held: Mapping[str, Mapping[str, Sequence[int]]] = attrs.Factory(dict)
+    cause: Mapping[str, Any] | None = None
+    advice: str = ""
+
+    def __str__(self) -> str:
+        who = _ranks(self.ranks) if self.ranks else "all ranks"
+        what = "; ".join(
+            f"{name}: " + ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in values.items())
+            for name, values in self.held.items()
+        )
+        return (
+            f"{who}: {self.reason}.{f' {what}.' if what else ''}{f' {self.advice}.' if self.advice else ''}"
+        )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -18,7 +18,7 @@ class MergePolicy(Enum):
 
     EQUAL = "all layers must hold the same value"
     ANY = "true if it is true in any layer"
-    MAX = "the largest value"
+    MAX = "the largest value that is set"
     FIRST_SET = "the one value that is set; unset layers do not conflict"
 
 
@@ -71,9 +71,15 @@ def merge_fields(specs: Mapping[str, S]) -> S | Refusal:
     types = {layer: type(spec).__name__ for layer, spec in specs.items()}
     if len(set(map(type, specs.values()))) != 1:
         return refuse("family", "layers of different kinds keep different entries alive", types)
-    cls: Any = type(next(iter(specs.values())))
+    first = next(iter(specs.values()))
+    if not attrs.has(type(first)):  # a spec may be any frozen object, and then says nothing of its fields
+        same = len(set(specs.values())) == 1
+        return first if same else refuse("spec", EQUAL.value, specs)
+    cls: Any = type(first)
     changes: dict[str, Any] = {}
     for field in attrs.fields(cls):
+        if not field.init:
+            continue
         values = {layer: getattr(spec, field.name) for layer, spec in specs.items()}
         merged = _merge_values(field, values)
         if isinstance(merged, Refusal):
@@ -89,15 +95,16 @@ def merge_fields(specs: Mapping[str, S]) -> S | Refusal:
 def _merge_values(field: attrs.Attribute[Any], values: Mapping[str, Any]) -> Any:
     policy: MergePolicy = field.metadata.get("kvframe.merge", EQUAL)
     distinct = list(dict.fromkeys(values.values()))
+    if len(distinct) == 1:
+        return distinct[0]
     if policy is ANY:
         return any(distinct)
+    given = [value for value in distinct if value is not None]
     if policy is MAX:
-        return max(distinct)
-    if policy is FIRST_SET:
-        distinct = [value for value in distinct if value is not None] or [None]
-    if len(distinct) > 1:
-        return refuse(field.alias or field.name, policy.value, values)
-    return distinct[0]
+        return max(given)
+    if policy is FIRST_SET and len(given) == 1:
+        return given[0]
+    return refuse(field.alias or field.name, policy.value, values)
 
 
 def merge_or_raise(merge: Callable[[Mapping[str, S]], S | Refusal], specs: Mapping[str, S]) -> S:

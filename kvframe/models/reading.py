@@ -134,11 +134,13 @@ def _unread_kind(kind: str, layer: Layer, config: ModelConfig, host: PluginHost)
 def missing_kind(kind: str, host: PluginHost) -> MissingPluginError:
     """The error for a layer kind whose plugin is not in use: which one it is, and why if it was set aside."""
     distribution = DISTRIBUTIONS[kind]
+    record = host.set_aside(distribution)
     return MissingPluginError(
         wanted=f"layer kind {kind!r}",
         distribution=distribution,
         needed_by="model",
-        reason=host.set_aside_reason(distribution),
+        reason=record.reason if record else None,
+        remedy=record.remedy if record else None,
     )
 
 
