@@ -30,7 +30,7 @@ demo: setup ## Plan three real models into 64 GiB
 	@$(BIN)/kvframe plan examples/models/deepseek-v3.json --memory 64GiB
 
 test: $(STAMPS)/test ## Run the tests of the core and of every plugin
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The plugin's own requirements bring what else it needs; the other plugins are not there.
 test-plugin: setup ## Test one plugin with only the core and what it requires: make test-plugin PLUGIN=kvframe-mla
@@ -50,8 +50,11 @@ check: $(STAMPS)/check ## Lint, formatting, types, and the one-way road of impor
 	$(BIN)/mypy kvframe $(PLUGINS:%=%/src)
 	$(BIN)/lint-imports
 
-bench: setup ## Measure start-up against its bar
+bench: $(STAMPS)/test ## Measure start-up, planner, operations and block manager, as ratios against their bars
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/ops.py
+	$(BIN)/python benchmarks/blocks.py --quick
 
 docs: $(STAMPS)/docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -73,7 +76,7 @@ $(STAMPS)/plugins: FORCE | $(STAMPS)/venv
 
 $(STAMPS)/setup: $(MANIFESTS) constraints.txt $(STAMPS)/plugins
 	@echo 'Installing kvframe $(notdir $(PLUGINS))'
-	@$(PIP) --no-build-isolation -e . $(PLUGINS:%=-e %)
+	@$(PIP) --no-build-isolation -e '.[report]' $(PLUGINS:%=-e %)
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/setup
