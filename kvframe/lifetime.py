@@ -161,6 +161,4 @@ def ensure_lifetime(value: object, owner: str) -> Lifetime:
     """
     if isinstance(value, Lifetime):
         return value
-    raise SpecError(
-        spec=owner, field="lifetime", value=value, rule="must return a kvframe.lifetime.Lifetime"
-    )
+    raise SpecError(spec=owner, field="lifetime", value=value, rule="must return a kvframe.lifetime.Lifetime")

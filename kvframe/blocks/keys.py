@@ -1,0 +1,169 @@
+"""KeyIndex: hash of a full block to the block that holds it, in three numpy arrays instead of a dict of objects.
+
+A chained hash table. `first[bucket]` is the newest block of a bucket, `after[block]` the one before it. A key may be
+held by several blocks; the oldest that is still there is the one found, as in a dict of insertion-ordered lists.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import numpy.typing as npt
+
+from kvframe.blocks.arrays import FEW, items
+
+Digests = npt.NDArray[np.uint64]  # [n, 4] words
+Blocks = npt.NDArray[np.intp]
+
+_GROUP_MIX = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+GROUPS = 64  # more groups than any plan has
+
+
+class KeyIndex:
+    """Keys of blocks with ids below `num_blocks`: (group, hash) to block. Id 0 is the null block and has no key.
+
+    Memory: 32 bytes of hash, 4 to 8 of buckets, 4 of links and 2 of group a block.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._mask = (1 << max(num_blocks - 1, 1).bit_length()) - 1
+        self._first = np.zeros(self._mask + 1, np.int32)
+        self._after = np.zeros(num_blocks, np.int32)
+        self._group = np.full(num_blocks, -1, np.int16)
+        self._words = np.zeros((num_blocks, 4), np.uint64)
+        # The same memory for the loop over single blocks: a memoryview's items cost a third of an array's.
+        self._first_at, self._after_at = items(self._first), items(self._after)
+        self._group_at = items(self._group)
+        self._bytes = items(self._words.view(np.uint8))
+        self._word_at = items(self._words)
+        self._mixes = [group * _GROUP_MIX & _WORD for group in range(GROUPS)]
+
+    def __contains__(self, block: int) -> bool:
+        return self._group_at[block] >= 0
+
+    def keyed(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
+        """Which of the blocks have a key."""
+        flags: npt.NDArray[np.bool_] = self._group.take(blocks) >= 0
+        return flags
+
+    def any_keyed_or_null(self, blocks: Blocks) -> bool:
+        """Whether one of the blocks has a key, or is the null block."""
+        return bool((self._group.take(blocks) >= 0).any()) or not blocks.all()
+
+    def digest(self, block: int) -> bytes:
+        """The hash of a block that has a key."""
+        return bytes(self._bytes[block * 32 : block * 32 + 32])
+
+    def group(self, block: int) -> int:
+        """The group of a block's key, -1 if it has none."""
+        return self._group_at[block]
+
+    # --- one block ---
+
+    def add(self, block: int, group: int, digest: bytes | bytearray) -> None:
+        """Give a block without a key the key (group, digest)."""
+        at = block * 32
+        self._bytes[at : at + 32] = digest
+        bucket = (self._word_at[4 * block] ^ self._mixes[group]) & self._mask
+        self._group_at[block] = group
+        self._after_at[block] = self._first_at[bucket]
+        self._first_at[bucket] = block
+
+    def remove(self, block: int) -> None:
+        """Take the key of a block that has one."""
+        group = self._group_at[block]
+        bucket = (self._word_at[4 * block] ^ self._mixes[group]) & self._mask
+        at, after = self._first_at[bucket], self._after_at
+        if at == block:
+            self._first_at[bucket] = after[block]
+        else:
+            while after[at] != block:
+                at = after[at]
+            after[at] = after[block]
+        self._group_at[block] = -1
+
+    def find(self, group: int, digest: bytes) -> int:
+        """The oldest block with this key, 0 if there is none."""
+        word = int.from_bytes(digest[:8], sys.byteorder)
+        at, found = self._first_at[(word ^ self._mixes[group]) & self._mask], 0
+        while at:
+            if self._word_at[4 * at] == word and self._group_at[at] == group and self.digest(at) == digest:
+                found = at
+            at = self._after_at[at]
+        return found
+
+    # --- many blocks ---
+
+    def add_many(self, blocks: Blocks, group: int, digests: Digests) -> None:
+        """`add` for many blocks; of equal keys the earlier is the older."""
+        self._words[blocks] = digests
+        self._group[blocks] = group
+        buckets = self._buckets(digests, group)
+        # Of several blocks for one bucket numpy keeps the last: go backwards, so that it is the earliest, and link
+        # the others in further rounds.
+        blocks, buckets = blocks[::-1], buckets[::-1]
+        while True:
+            self._after[blocks] = self._first.take(buckets)
+            self._first[buckets] = blocks
+            left = (self._first.take(buckets) != blocks).nonzero()[0]
+            if not left.size:
+                return
+            blocks, buckets = blocks[left], buckets[left]
+
+    def remove_keyed(self, blocks: list[int]) -> None:
+        """`remove` for those of the blocks that have a key."""
+        if len(blocks) > FEW:
+            blocks = self._remove_firsts(np.array(blocks, np.intp))
+        groups = self._group_at
+        for block in blocks:
+            if groups[block] >= 0:
+                self.remove(block)
+
+    def _remove_firsts(self, blocks: Blocks) -> list[int]:
+        """Remove those that are the first of their bucket, which most are; returns the others."""
+        blocks = blocks[self._group.take(blocks) >= 0]
+        mixes = np.array(self._mixes, np.uint64).take(self._group.take(blocks))
+        buckets = ((self._words[blocks, 0] ^ mixes) & np.uint64(self._mask)).astype(np.intp)
+        while blocks.size:
+            first = self._first.take(buckets) == blocks
+            done = blocks[first]
+            if not done.size:
+                break
+            self._first[buckets[first]] = self._after.take(done)
+            self._group[done] = -1
+            blocks, buckets = blocks[~first], buckets[~first]
+        left: list[int] = blocks.tolist()
+        return left
+
+    def find_many(self, group: int, digests: Digests) -> npt.NDArray[np.int32]:
+        """The oldest block of each key, 0 where there is none."""
+        found = np.zeros(len(digests), np.int32)
+        rows = np.arange(len(digests))
+        at = self._first[self._buckets(digests, group)]
+        while True:
+            live = at.nonzero()[0]
+            if not live.size:
+                return found
+            rows, at = rows[live], at[live].astype(np.intp)
+            same = (self._words[at, 0] == digests[rows, 0]) & (self._group[at] == group)
+            same[same] = (self._words[at[same]] == digests[rows[same]]).all(axis=1)
+            found[rows[same]] = at[same]
+            at = self._after[at]
+
+    def _buckets(self, digests: Digests, group: int) -> Blocks:
+        mixed = digests[:, 0] ^ np.uint64(self._mixes[group])
+        buckets: Blocks = (mixed & np.uint64(self._mask)).astype(np.intp)
+        return buckets
+
+    def clear(self) -> None:
+        """Take every key."""
+        self._first[:] = 0
+        self._group[:] = -1
+
+    def distinct(self) -> int:
+        """Different keys: blocks that hold the same key count once."""
+        blocks = (self._group >= 0).nonzero()[0]
+        keys = np.column_stack((self._words[blocks], self._group[blocks].astype(np.uint64)))
+        return len(np.unique(keys, axis=0)) if blocks.size else 0

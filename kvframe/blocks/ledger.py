@@ -1,0 +1,100 @@
+"""Ledger: the counts of every running request, by row, and the token counts at which a row next needs work."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from kvframe.blocks.arrays import items
+from kvframe.blocks.config import BlockConfig
+from kvframe.blocks.errors import BlockError
+from kvframe.blocks.requests import BlockRequest
+from kvframe.blocks.rules import NEVER, GroupRule
+
+Counts = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
+
+class Ledger:
+    """Structure of arrays over the rows. `thresholds[event, row]` is the count that wakes a row for one kind of event.
+
+    Events come in this order: deaths, growth of token groups, growth of state groups, keys; `cuts` says where the last
+    three begin. An event may fire too
+    early (drafts, tokens in flight); it never fires too late.
+
+    Args:
+        config: limits.
+        rules: the groups.
+    """
+
+    def __init__(self, config: BlockConfig, rules: tuple[GroupRule, ...]) -> None:
+        rows, groups = config.max_requests, len(rules)
+        self.rows = rows
+        self.computed = np.zeros(rows, np.int32)  # tokens whose content is stored or scheduled
+        self.known = np.zeros(rows, np.int32)  # tokens whose ids are known
+        self.prompt = np.zeros(rows, np.int32)
+        self.freed = np.zeros((groups, rows), np.int32)  # entries below are dead and given back
+        self.registered = np.zeros((groups, rows), np.int32)  # entries below were keyed, or passed over
+        self.requests: list[BlockRequest | None] = [None] * rows
+        self._free_rows = list(range(rows))
+
+        tokens = [rule.index for rule in rules if rule.grows and not rule.state]
+        states = [rule.index for rule in rules if rule.state]
+        deaths = [rule.index for rule in rules if rule.frees]
+        keys = [rule.index for rule in rules if rule.publishing is not None]
+        self.kinds = tuple(
+            (kind, g)
+            for kind, group_list in (("die", deaths), ("grow", tokens), ("state", states), ("key", keys))
+            for g in group_list
+        )
+        grown = len(deaths) + len(tokens)
+        self.cuts = (len(deaths), grown, grown + len(states))
+        self.thresholds = np.full((len(self.kinds), rows), NEVER, np.int32)
+        at = {kind_and_group: items(self.thresholds[e]) for e, kind_and_group in enumerate(self.kinds)}
+        self.grow_at = {g: at[kind, g] for kind, g in self.kinds if kind in ("grow", "state")}
+        self.die_at = {g: at[kind, g] for kind, g in self.kinds if kind == "die"}
+        self.key_at = {g: at[kind, g] for kind, g in self.kinds if kind == "key"}
+        self.computed_at, self.known_at = items(self.computed), items(self.known)
+        self.prompt_at = items(self.prompt)
+        self.freed_at = tuple(items(row) for row in self.freed)
+        self.registered_at = tuple(items(row) for row in self.registered)
+
+    @property
+    def num_running(self) -> int:
+        """Rows that hold a request."""
+        return self.rows - len(self._free_rows)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a row is free."""
+        return bool(self._free_rows)
+
+    def open(self, request: BlockRequest) -> int:
+        """Give a request the lowest free row."""
+        row = heapq.heappop(self._free_rows)
+        self.requests[row] = request
+        self.computed_at[row] = 0
+        self.known_at[row] = request.num_tokens
+        self.prompt_at[row] = request.prompt
+        self.freed[:, row] = 0
+        self.registered[:, row] = 0
+        return row
+
+    def close(self, row: int) -> BlockRequest:
+        """Free a row; its thresholds never fire again."""
+        request = self.request(row)
+        self.requests[row] = None
+        self.thresholds[:, row] = NEVER
+        heapq.heappush(self._free_rows, row)
+        return request
+
+    def request(self, row: int) -> BlockRequest:
+        """The request of a row.
+
+        Raises:
+            BlockError: the row holds none.
+        """
+        request = self.requests[row] if 0 <= row < self.rows else None
+        if request is None:
+            raise BlockError(what="slot", value=row, rule="holds no running request")
+        return request

@@ -1,0 +1,44 @@
+"""Making of a pool and its prefix cache from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvframe.blocks.config import BlockConfig
+from kvframe.blocks.pool import BlockPool, Pool
+from kvframe.blocks.prefix import PrefixCache, Watcher
+from kvframe.blocks.queues import EvictionPolicy, builtin_policies
+from kvframe.blocks.slabs import SlabPool
+from kvframe.errors import SpecError
+
+
+def make_pool(
+    config: BlockConfig, policies: Mapping[str, EvictionPolicy], watcher: Watcher | None
+) -> tuple[Pool, PrefixCache | None]:
+    """The pool, and the cache of what its blocks hold; None without prefix caching.
+
+    Raises:
+        SpecError: the eviction policy is unknown, or a plugin's has a name of kvframe's own.
+    """
+    policy = _policy(config, policies)
+    cuts = [group.blocks_per_slab for group in config.groups]
+    if config.uniform:
+        cache = PrefixCache([config.num_blocks], [0] * len(cuts), watcher) if config.prefix_caching else None
+        return BlockPool(config.num_blocks, policy, cache), cache
+    sizes = [config.num_blocks * k for k in cuts]
+    cache = PrefixCache(sizes, range(len(cuts)), watcher) if config.prefix_caching else None
+    return SlabPool(config.num_blocks, cuts, policy, cache), cache
+
+
+def _policy(config: BlockConfig, policies: Mapping[str, EvictionPolicy]) -> EvictionPolicy:
+    own = {policy.name: policy for policy in builtin_policies()}
+    taken = sorted(own.keys() & policies.keys())
+    if taken:
+        raise SpecError(
+            spec="KVCacheManager", field="policies", value=taken, rule="are names of kvframe's own policies"
+        )
+    known = {**own, **policies}
+    if config.eviction not in known:
+        rule = f"must be one of {', '.join(sorted(known))}"
+        raise SpecError(spec="BlockConfig", field="eviction", value=config.eviction, rule=rule)
+    return known[config.eviction]

@@ -1,0 +1,190 @@
+"""BlockPool: reference counts and the free queue of one set of block ids that all groups share (k = 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvframe.blocks.arrays import FEW, items
+from kvframe.blocks.errors import BlockError
+from kvframe.blocks.prefix import PrefixCache
+from kvframe.blocks.queues import EvictionPolicy
+
+NULL = 0  # the id of the null block, never handed out
+
+Blocks = npt.NDArray[np.intp]
+
+
+class Pool(Protocol):
+    """What the manager asks of a pool: all of it by group, so that groups may or may not share block ids."""
+
+    @property
+    def num_free(self) -> int:
+        """Units (blocks, or slabs where groups cut them) that nobody holds; cached ones included."""
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that requests hold."""
+
+    def free_for(self, group: int) -> int:
+        """Blocks that the group could get if no other group wanted any."""
+
+    def missing(self, needs: Sequence[int], hits: Sequence[Sequence[int]] = (), spare: int = 0) -> int:
+        """Units that lack for all groups to get `needs` and keep `hits`, with `spare` left over; 0: it fits."""
+
+    def reserve(self, needs: Sequence[int]) -> None:
+        """Say what the following `take`s will add up to."""
+
+    def take(self, group: int, count: int) -> list[int]:
+        """Hand out blocks, whose keys are gone; the caller has asked `missing` and said `reserve`."""
+
+    def touch(self, group: int, blocks: list[int]) -> None:
+        """Hold blocks that a request found."""
+
+    def give_back(self, group: int, blocks: list[int]) -> None:
+        """Release blocks in this order."""
+
+    def check_ids(self, group: int, blocks: Sequence[int]) -> None:
+        """Refuse ids that are not blocks of the group."""
+
+
+class BlockPool:
+    """Blocks 1 … num_blocks − 1, each free, cached (free, but a later request may find it), or held.
+
+    Args:
+        num_blocks: the null block included.
+        policy: the eviction policy.
+        cache: the prefix cache that knows the blocks' keys; None without prefix caching.
+    """
+
+    def __init__(self, num_blocks: int, policy: EvictionPolicy, cache: PrefixCache | None) -> None:
+        self.num_blocks = num_blocks
+        self.refs = np.zeros(num_blocks, np.int32)
+        self._refs_at = items(self.refs)
+        self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
+        self._cache = cache
+
+    # --- questions ---
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, cached ones included."""
+        return len(self._queue)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that requests hold."""
+        return self.num_blocks - 1 - len(self._queue)
+
+    def free_for(self, group: int) -> int:
+        """Blocks that the group could get if no other group wanted any."""
+        return len(self._queue)
+
+    def missing(self, needs: Sequence[int], hits: Sequence[Sequence[int]] = (), spare: int = 0) -> int:
+        """Blocks that lack for all groups to get `needs` and keep `hits`, with `spare` left over; 0: it fits.
+
+        Hits that nobody holds yet leave the free queue, so they count.
+        """
+        idle = sum(self._refs_at[block] == 0 for blocks in hits for block in blocks) if hits else 0
+        return max(0, sum(needs) + idle + spare - len(self._queue))
+
+    def in_order(self) -> list[int]:
+        """The free blocks, the next to be handed out first."""
+        return self._queue.in_order()
+
+    # --- changes ---
+
+    def reserve(self, needs: Sequence[int]) -> None:
+        """Nothing to do: one group's choice of a block takes nothing from another but the count."""
+
+    def take(self, group: int, count: int) -> list[int]:
+        """Hand out blocks, whose keys are gone; the caller has asked `missing`."""
+        if count > FEW:
+            many: list[int] = self.take_many(group, count).tolist()
+            return many
+        blocks = self._queue.take(count)
+        if self._cache is not None:
+            self._cache.drop_all(group, blocks)
+        for block in blocks:
+            self._refs_at[block] = 1
+        return blocks
+
+    def touch(self, group: int, blocks: list[int]) -> None:
+        """Hold blocks that a request found."""
+        idle = [block for block in blocks if self._refs_at[block] == 0]
+        if idle:
+            self._queue.reuse(idle)
+        for block in blocks:
+            self._refs_at[block] += 1
+
+    def give_back(self, group: int, blocks: list[int]) -> None:
+        """Release blocks in this order: those without a key are handed out next, cached ones wait at the end.
+
+        Raises:
+            BlockError: nobody holds one of them.
+        """
+        if len(blocks) > FEW and self.give_back_many(group, np.array(blocks, np.intp)):
+            return
+        refs, free = self._refs_at, []
+        for block in blocks:
+            left = refs[block] - 1
+            if left < 0:
+                raise BlockError(
+                    what="block", value=block, rule="nobody holds it, so it cannot be given back"
+                )
+            refs[block] = left
+            if left == 0:
+                free.append(block)
+        if self._cache is None:
+            self._queue.push_empty(free)
+            return
+        index = self._cache.index_of[group]
+        cached = [block for block in free if block in index]
+        if len(cached) < len(free):
+            self._queue.push_empty([block for block in free if block not in index] if cached else free)
+        if cached:
+            self._queue.push_cached(cached)
+
+    def take_many(self, group: int, count: int) -> Blocks:
+        """`take` for many blocks."""
+        blocks = self._queue.take_many(count)
+        if self._cache is not None:
+            keyed = self._cache.index_of[group].keyed(blocks)
+            if keyed.any():
+                self._cache.drop_all(group, blocks[keyed].tolist())
+        self.refs[blocks] = 1
+        return blocks
+
+    def give_back_many(self, group: int, blocks: Blocks) -> bool:
+        """`give_back` for many blocks, if each has just this one holder; says whether it did."""
+        if (self.refs.take(blocks) != 1).any():
+            return False
+        self.refs[blocks] = 0
+        if self._cache is None:
+            self._queue.push_empty(blocks)
+            return True
+        keyed = self._cache.index_of[group].keyed(blocks)
+        if keyed.all():
+            self._queue.push_cached(blocks)
+        else:
+            self._queue.push_empty(blocks[~keyed])
+            self._queue.push_cached(blocks[keyed])
+        return True
+
+    def check_ids(self, group: int, blocks: Sequence[int]) -> None:
+        """Refuse ids that are not blocks of this pool."""
+        check_block_ids(blocks, self.num_blocks)
+
+
+def check_block_ids(blocks: Sequence[int], end: int) -> None:
+    """Refuse ids that are not below `end`, and the null block's.
+
+    Raises:
+        BlockError: there are such ids.
+    """
+    wrong = [block for block in blocks if not NULL < block < end]
+    if wrong:
+        raise BlockError(what="blocks", value=wrong, rule=f"must be ids from 1 to {end - 1}")

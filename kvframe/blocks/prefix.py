@@ -1,0 +1,147 @@
+"""PrefixCache: which block holds which prefix. Keys of whole blocks live in numpy, the few others in dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvframe.blocks.keys import Blocks, Digests, KeyIndex
+
+Key = tuple[int, bytes]  # group, hash
+Watcher = Callable[[str, int, bytes], None]
+
+
+class PrefixCache:
+    """Keys of cached blocks. A block's first key is its content at its longest; a block may have further, shorter ones.
+
+    A key that covers only the start of a block (a prompt's tail, a state inside a block) counts as shorter, and gives
+    way when the block becomes full.
+
+    Args:
+        sizes: number of block ids of each id space.
+        space_of: the id space of each group.
+        watcher: called with "stored" for the first copy of a key, "removed" when the last one goes.
+    """
+
+    def __init__(self, sizes: Sequence[int], space_of: Sequence[int], watcher: Watcher | None = None) -> None:
+        self.indices = tuple(KeyIndex(size) for size in sizes)
+        self.index_of = tuple(self.indices[space] for space in space_of)
+        self.watcher = watcher
+        self._space_of = tuple(space_of)
+        self._covers: dict[tuple[int, int], int] = {}  # (space, block): tokens, for blocks not keyed as whole
+        self._further: dict[tuple[int, int], list[Key]] = {}
+        self._holders: dict[Key, list[int]] = {}  # of further keys
+
+    def add(self, group: int, block: int, digest: bytes, covers: int, whole: int) -> bool:
+        """Key a block with the hash at the end of the first `covers` of its `whole` tokens.
+
+        Returns:
+            Whether the key is new for this block.
+        """
+        index, where = self.index_of[group], (self._space_of[group], block)
+        if block in index:
+            if index.digest(block) == digest or block in self._holders.get((group, digest), ()):
+                return False
+            if self._covers.get(where, whole) >= covers:
+                self._note("stored", group, digest)
+                self._further.setdefault(where, []).append((group, digest))
+                self._holders.setdefault((group, digest), []).append(block)
+                return True
+            self.drop(group, block)
+        self._note("stored", group, digest)
+        index.add(block, group, digest)
+        if covers < whole:
+            self._covers[where] = covers
+        return True
+
+    def add_first(self, group: int, block: int, digest: bytes | bytearray, whole: int) -> None:
+        """`add` for a block that is keyed as a whole and most likely has no key yet."""
+        index = self.index_of[group]
+        if self.watcher is None and block not in index:
+            index.add(block, group, digest)
+        else:
+            self.add(group, block, bytes(digest), whole, whole)
+
+    def drop(self, group: int, block: int) -> None:
+        """Take all keys of a block; none is fine. `group` only says whose id it is."""
+        index, where = self.index_of[group], (self._space_of[group], block)
+        if block not in index:
+            return
+        owner, digest = index.group(block), index.digest(block)
+        index.remove(block)
+        self._note("removed", owner, digest)
+        self._covers.pop(where, None)
+        for key in self._further.pop(where, ()):
+            self._holders[key].remove(block)
+            if not self._holders[key]:
+                del self._holders[key]
+            self._note("removed", *key)
+
+    def drop_all(self, group: int, blocks: list[int]) -> None:
+        """`drop` for blocks that are about to be overwritten."""
+        index = self.index_of[group]
+        if self.watcher is None and not self._covers and not self._further:
+            index.remove_keyed(blocks)
+            return
+        for block in blocks:
+            self.drop(group, block)
+
+    def move(self, group: int, source: int, target: int) -> None:
+        """Give the keys of `source` to `target`, which has none and gets a copy of the content."""
+        index, space = self.index_of[group], self._space_of[group]
+        if source not in index:
+            return
+        index_group, digest = index.group(source), index.digest(source)
+        index.remove(source)
+        index.add(target, index_group, digest)
+        if (space, source) in self._covers:
+            self._covers[space, target] = self._covers.pop((space, source))
+        for key in self._further.pop((space, source), []):
+            self._further.setdefault((space, target), []).append(key)
+            holders = self._holders[key]
+            holders[holders.index(source)] = target
+
+    def find(self, group: int, digest: bytes) -> int:
+        """A block with this key, the oldest whole one if there are several; 0 if there is none."""
+        found = self.index_of[group].find(group, digest)
+        if not found and self._holders:
+            holders = self._holders.get((group, digest))
+            return holders[0] if holders else 0
+        return found
+
+    def find_many(self, group: int, digests: Digests) -> npt.NDArray[np.int32]:
+        """`find` for many hashes."""
+        found = self.index_of[group].find_many(group, digests)
+        if self._holders:
+            for at in (found == 0).nonzero()[0].tolist():
+                holders = self._holders.get((group, digests[at].tobytes()))
+                found[at] = holders[0] if holders else 0
+        return found
+
+    def add_whole(self, group: int, blocks: Blocks, digests: Digests) -> None:
+        """Key many whole blocks that have no key."""
+        self.index_of[group].add_many(blocks, group, digests)
+        if self.watcher is not None:
+            # Rare enough: with a watcher the caller adds one by one; this keeps the method right on its own.
+            for row in digests:
+                self.watcher("stored", group, row.tobytes())
+
+    def clear(self) -> None:
+        """Take every key."""
+        for index in self.indices:
+            index.clear()
+        self._covers.clear()
+        self._further.clear()
+        self._holders.clear()
+
+    @property
+    def num_keys(self) -> int:
+        """Different keys; slow, for reports."""
+        further = sum(not self.index_of[group].find(group, digest) for group, digest in self._holders)
+        return sum(index.distinct() for index in self.indices) + further
+
+    def _note(self, kind: str, group: int, digest: bytes) -> None:
+        if self.watcher is not None and not self.find(group, digest):
+            self.watcher(kind, group, digest)

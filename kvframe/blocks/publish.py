@@ -1,0 +1,150 @@
+"""Which entries are worth keying, and up to where: retention, draft groups, prompt tails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from kvframe.blocks.config import BlockConfig
+from kvframe.checks import round_up
+from kvframe.lifetime import Lifetime
+
+_FAR = 1 << 12  # entries: further than any window that hits could depend on goes without one
+
+
+def prompt_checkpoint(prompt: int, unit: int, draft: bool, lookahead: int = 1) -> int:
+    """The position whose state a later identical prompt can resume from, 0 if there is none (contract 3.8).
+
+    Args:
+        prompt: tokens of the prompt.
+        unit: tokens that hits are multiples of.
+        draft: a draft model needs the last unit computed again.
+        lookahead: tokens at the end that are always computed.
+    """
+    limit = prompt if draft else prompt - lookahead
+    return max(0, limit // unit * unit - (unit if draft else 0))
+
+
+def replay_boundaries(prompt: int, unit: int, draft: bool) -> tuple[int, ...]:
+    """Where a later request with this prompt can resume (contract 6.9), in tokens."""
+    if not draft:
+        return (prompt - 1,)
+    ends = {max(limit // unit * unit - unit, 0) for limit in (prompt - 1, prompt)}
+    return tuple(sorted(ends))
+
+
+@attrs.frozen(kw_only=True)
+class Publishing:
+    """What one keyed group publishes.
+
+    Args:
+        lifetime: the group's rule.
+        block: tokens of an entry.
+        drop: tokens beyond a resume point that the group must have as well.
+        is_draft: hits leave out its last unit.
+        stop_unit: a resume point every so many tokens; 0: only where the prompt can be resumed; None: everything.
+        align: tokens that resume points are multiples of.
+        round_to: counts are rounded down to this many tokens before blocks are keyed.
+        held_back: tokens at the end that a draft module may write again.
+        tail_unit: the hash unit, where a prompt's tail inside a block gets a key; 0: it gets none.
+        sparse: only resume points are published.
+        plain: every entry is published as soon as it is full, and nothing else is.
+    """
+
+    lifetime: Lifetime
+    block: int
+    drop: int
+    is_draft: bool
+    stop_unit: int | None
+    align: int
+    round_to: int
+    held_back: int
+    tail_unit: int
+    sparse: bool
+    plain: bool = attrs.field(init=False)
+
+    @plain.default
+    def _is_plain(self) -> bool:
+        every = self.stop_unit is None and not self.lifetime.state
+        return every and not self.tail_unit and not self.is_draft and self.round_to in (1, self.block)
+
+    def cacheable(self, tokens: int) -> int:
+        """How many of `tokens` final tokens count (contract 6.8)."""
+        if not self.is_draft:
+            return tokens // self.round_to * self.round_to
+        if tokens < self.round_to:
+            return 0
+        final = max(0, tokens - self.held_back)
+        return min(final, final // self.round_to * self.round_to + self.block)
+
+    def fewest(self, target: int) -> int:
+        """The fewest final tokens of which `target` count."""
+        if not self.is_draft:
+            return round_up(target, self.round_to)
+        final = max(target, round_up(target - self.block, self.round_to))
+        return max(final + self.held_back, self.round_to)
+
+    def next_block(self, registered: int) -> int:
+        """The fewest final tokens at which entry `registered` is full and counts."""
+        return self.fewest((registered + 1) * self.block)
+
+    def tail(self, prompt: int) -> int:
+        """The last hash boundary of the prompt that lies inside a block, 0 if there is none."""
+        if not self.tail_unit:
+            return 0
+        boundary = (prompt if self.is_draft else prompt - 1) // self.tail_unit * self.tail_unit
+        return boundary if boundary % self.block else 0
+
+    def wanted(self, start: int, stop: int, boundaries: Sequence[int]) -> list[bool] | None:
+        """Which of the entries [start, stop) are alive at a resume point; None: all are published."""
+        if self.stop_unit is None:
+            return None
+        ranges = [self._alive(at // self.align * self.align) for at in boundaries] if self.sparse else []
+        return [
+            any(low <= entry < high for low, high in ranges) or (self.stop_unit > 0 and self._periodic(entry))
+            for entry in range(start, stop)
+        ]
+
+    def _alive(self, at: int) -> tuple[int, int]:
+        _, hi = self.lifetime.dead(at + self.lifetime.slack, at)
+        return int(hi), (at + self.drop) // self.block
+
+    def _periodic(self, entry: int) -> bool:
+        # The dead range only grows, so the first resume point that the entry could serve decides.
+        unit = self.stop_unit or 1
+        first = max(unit, round_up((entry + 1) * self.block - self.drop, unit))
+        low, high = self._alive(first)
+        return low <= entry < high
+
+
+def publishing(config: BlockConfig, g: int) -> Publishing:
+    """The rule of keyed group `g`."""
+    group, align = config.groups[g], config.alignment
+    block, interval = group.lifetime.block, config.retention_interval
+    stop_unit: int | None = align if interval is None else interval
+    if group.dense or (interval is None and group.lifetime.state):
+        stop_unit = None
+    elif group.lifetime.state:
+        stop_unit = None if interval and interval <= block else interval
+    elif align % block or (interval is None and align == block and _serves_hits(group.lifetime)):
+        stop_unit = None
+    return Publishing(
+        lifetime=group.lifetime,
+        block=block,
+        drop=config.drop_unit(g) and block,
+        is_draft=g in config.draft_groups,
+        stop_unit=stop_unit,
+        align=align,
+        round_to=1 if config.fine_grained else config.step_unit,
+        held_back=max(0, config.prefill_lookahead - 1),
+        tail_unit=config.hash_unit if group.dense and block != config.hash_unit else 0,
+        sparse=interval is not None,
+    )
+
+
+def _serves_hits(lifetime: Lifetime) -> bool:
+    """Whether a hit ever needs a full entry: not so for a window of one token."""
+    at = lifetime.block * np.arange(1, _FAR)
+    return bool((lifetime.dead(at + lifetime.slack, at)[1] < at // lifetime.block).any())

@@ -1,0 +1,146 @@
+"""BlockTables: one int32 array a group, a row a request; entry 0 is the null block, where nothing is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvframe.blocks.arrays import items
+
+Table = npt.NDArray[np.int32]
+Places = npt.NDArray[np.intp]
+
+
+class DirtyRows(NamedTuple):
+    """Rows of one group's table that changed, each in one range of entries; a row may come more than once.
+
+    Args:
+        group: index of the group.
+        slots: the rows.
+        starts, stops: their ranges of entries.
+    """
+
+    group: int
+    slots: Places
+    starts: Places
+    stops: Places
+
+
+class BlockTables:
+    """The tables of all groups in one flat buffer, so that an engine can copy them to the device as they are.
+
+    Args:
+        rows: requests that can run at once.
+        widths: entries of a row, by group.
+    """
+
+    def __init__(self, rows: int, widths: Sequence[int]) -> None:
+        self.rows = rows
+        self.buffer = np.zeros(rows * sum(widths), np.int32)
+        ends = np.cumsum([rows * width for width in widths])
+        self.tables: tuple[Table, ...] = tuple(
+            self.buffer[end - rows * width : end].reshape(rows, width)
+            for end, width in zip(ends.tolist(), widths, strict=True)
+        )
+        self.widths = tuple(widths)
+        self.length = np.zeros((len(widths), rows), np.int32)
+        self._singles: list[list[int]] = [[] for _ in widths]  # slot, first entry, end, slot, first entry, …
+        self._batches: list[tuple[int, Places, Places, Places]] = []  # group, slots, first entries, ends
+        self._overflow = 16 * rows + 1024
+        self._items = tuple(items(table) for table in self.tables)
+        self._length_at = tuple(items(row) for row in self.length)
+
+    def row(self, group: int, slot: int) -> Table:
+        """A request's entries, null blocks included: a view, valid until the next call."""
+        return self.tables[group][slot, : self._length_at[group][slot]]
+
+    def entries(self, group: int, slot: int) -> int:
+        """How many entries a request has."""
+        return self._length_at[group][slot]
+
+    def get(self, group: int, slot: int, entry: int) -> int:
+        """One entry."""
+        return self._items[group][slot * self.widths[group] + entry]
+
+    def put(self, group: int, slot: int, entry: int, block: int) -> None:
+        """Change one entry that the row has."""
+        self._items[group][slot * self.widths[group] + entry] = block
+        self._touch(group, slot, entry, entry + 1)
+
+    def append(self, group: int, slot: int, blocks: Sequence[int]) -> None:
+        """Add entries at the end of a row."""
+        start = self._length_at[group][slot]
+        stop = start + len(blocks)
+        if len(blocks) == 1:
+            self._items[group][slot * self.widths[group] + start] = blocks[0]
+        else:
+            self.tables[group][slot, start:stop] = blocks
+        self._length_at[group][slot] = stop
+        self._touch(group, slot, start, stop)
+
+    def cut(self, group: int, slot: int, start: int, stop: int) -> list[int]:
+        """Null the entries [start, stop); returns the blocks that were there, the last first."""
+        if stop - start == 1:
+            block = self.get(group, slot, start)
+            if block:
+                self.put(group, slot, start, 0)
+            return [block] if block else []
+        view = self.tables[group][slot, start:stop]
+        blocks: list[int] = view[view > 0][::-1].tolist()
+        if blocks:
+            view[:] = 0
+            self._touch(group, slot, start, stop)
+        return blocks
+
+    def cut_end(self, group: int, slot: int, stop: int) -> list[int]:
+        """Shorten a row to `stop` entries; returns the blocks that were beyond, the last first."""
+        blocks = self.cut(group, slot, stop, self._length_at[group][slot])
+        self._length_at[group][slot] = stop
+        return blocks
+
+    def clear(self, group: int, slot: int) -> list[int]:
+        """Empty a row; returns its blocks, the last first."""
+        return self.cut_end(group, slot, 0)
+
+    def _touch(self, group: int, slot: int, start: int, stop: int) -> None:
+        singles = self._singles[group]
+        singles += (slot, start, stop)
+        if len(singles) > self._overflow:
+            self._mark_all()
+
+    def touch_few(self, group: int, slots: list[int], ends: list[int]) -> None:
+        """Note that the entry before its end changed in each of these rows."""
+        singles = self._singles[group]
+        for slot, end in zip(slots, ends, strict=True):
+            singles += (slot, end - 1, end)
+        if len(singles) > self._overflow:
+            self._mark_all()
+
+    def touch_many(self, group: int, slots: Places, entries: Places) -> None:
+        """Note that one entry of each of these rows changed; the arrays are kept, and must not change after."""
+        self._batches.append((group, slots, entries, entries + 1))
+        if len(self._batches) > self._overflow:
+            self._mark_all()
+
+    def _mark_all(self) -> None:
+        # Nobody takes note of the changes: remember only that every row may have changed.
+        slots = np.arange(self.rows)
+        self._singles = [[] for _ in self.widths]
+        self._batches = [
+            (g, slots, np.zeros_like(slots), np.full_like(slots, width))
+            for g, width in enumerate(self.widths)
+        ]
+
+    def take_dirty(self) -> list[DirtyRows]:
+        """What changed since the last call; then all is clean."""
+        changed = [DirtyRows(*batch) for batch in self._batches]
+        self._batches = []
+        for group, singles in enumerate(self._singles):
+            if singles:
+                columns = np.array(singles, np.intp).reshape(-1, 3)
+                changed.append(DirtyRows(group, columns[:, 0], columns[:, 1], columns[:, 2]))
+                self._singles[group] = []
+        return changed

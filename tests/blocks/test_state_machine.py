@@ -1,0 +1,91 @@
+"""Random operations on random groups of every family against the plain model of `world`: all laws after each one."""
+
+from __future__ import annotations
+
+import os
+import random
+
+from hypothesis import HealthCheck, Phase, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from kvframe.errors import SpecError
+from tests.blocks.world import World, random_config
+
+STEPS = int(os.environ.get("KVFRAME_BLOCK_STEPS", "12000"))
+LENGTH = 60  # operations of one run
+
+
+class BlockManagerMachine(RuleBasedStateMachine):
+    """Each rule is one operation of the engine; its details come from the run's seed."""
+
+    @initialize(seed=st.integers(0, 2**32 - 1))
+    def start(self, seed: int) -> None:
+        choices = random.Random(seed)
+        try:
+            config = random_config(choices)
+        except SpecError:  # the draw contradicts itself, and is refused as it should be
+            assume(False)
+        self.world = World(config, choices)
+
+    @rule()
+    def admit(self) -> None:
+        self.world.admit()
+
+    @rule()
+    def admit_more(self) -> None:
+        self.world.admit()
+
+    @rule()
+    def step(self) -> None:
+        self.world.step()
+
+    @rule()
+    def step_twice(self) -> None:
+        self.world.step()
+        self.world.check()
+        self.world.step()
+
+    @rule()
+    def release(self) -> None:
+        self.world.release()
+
+    @rule()
+    def preempt(self) -> None:
+        self.world.preempt()
+
+    @rule()
+    def fork(self) -> None:
+        self.world.fork()
+
+    @rule()
+    def roll_back(self) -> None:
+        self.world.roll_back()
+
+    @rule()
+    def evict(self) -> None:
+        self.world.evict()
+
+    @rule()
+    def reset(self) -> None:
+        self.world.reset()
+
+    @invariant()
+    def laws(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+
+def test_state_machine() -> None:
+    """STEPS operations: 12,000 in the usual run, a million with KVFRAME_BLOCK_STEPS=1000000."""
+    run_state_machine_as_test(
+        BlockManagerMachine,
+        settings=settings(
+            max_examples=max(1, STEPS // LENGTH),
+            stateful_step_count=LENGTH,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
