@@ -128,6 +128,7 @@ class CellPart:
         offset: bytes from the start of the cell.
         width: elements.
         slots: (first, count) of the head slots that hold it; None: all.
+        scalar: one number a cell, which kernels index by token before head.
     """
 
     name: str
@@ -135,6 +136,7 @@ class CellPart:
     offset: int
     width: int
     slots: tuple[int, int] | None = None
+    scalar: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -198,7 +200,7 @@ def _parts_per_token_head(cell: CellGeometry, data: str, values_per_element: int
         after = offset + width * cell.element_bytes
         parts += [
             CellPart(name=name, dtype=data, offset=offset, width=width),
-            CellPart(name=f"{name}_scale", dtype="float32", offset=after, width=scales),
+            CellPart(name=f"{name}_scale", dtype="float32", offset=after, width=scales, scalar=scales == 1),
         ]
         offset = after + scales * SCALE_BYTES
     return tuple(parts)
@@ -238,16 +240,12 @@ def builtin_cache_dtypes() -> tuple[CacheDType, ...]:
     """The cache dtypes that every installation knows (contract 2.19); plugins add theirs by hook."""
     plain = [CacheDType(name="auto")]
     plain += [CacheDType(name=name, storage=name) for name in ("bfloat16", "float16", "float32")]
+    stored = {"fp8": "uint8", "fp8_e4m3": "uint8", "fp8_e5m2": "uint8", "fp8_inc": "float8_e4m3fn"}
     fp8 = [
         CacheDType(
             name=name, mode=KVQuantMode.FP8_PER_TENSOR, storage=storage, scales=ScaleStorage.CHECKPOINT
         )
-        for name, storage in (
-            ("fp8", "uint8"),
-            ("fp8_e4m3", "uint8"),
-            ("fp8_e5m2", "uint8"),
-            ("fp8_inc", "float8_e4m3fn"),
-        )
+        for name, storage in stored.items()
     ]
     per_token_head = [
         CacheDType(

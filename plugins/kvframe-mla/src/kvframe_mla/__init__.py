@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from kvframe import Lifetime, Paging, SpecFamily, Traits, hookimpl, replace_as
+from kvframe import KVQuantMode, Lifetime, Paging, SpecFamily, Traits, hookimpl, replace_as
 from kvframe_mla.readers import kvframe_layer_readers, kvframe_model_readers
 from kvframe_mla.rows import kvframe_cache_dtypes, row_bytes
 from kvframe_mla.spec import MLAAttentionSpec, SlidingWindowMLASpec, SparseCacheRole, merge_latent
@@ -36,6 +37,19 @@ def _window_lifetime(spec: SlidingWindowMLASpec) -> WindowLifetime:
     return window_lifetime(spec, hits="free" if spec.bounded_replay else "keyed")
 
 
+_LATENT: Mapping[str, Any] = {"num_kv_heads": 1, "head_size": 576, "dtype": "bfloat16"}
+# Opaque rows of 584 bytes, four tokens a row, pages rounded up to whole 576 bytes.
+_V4: Mapping[str, Any] = {
+    "num_kv_heads": 1,
+    "head_size": 512,
+    "dtype": "uint8",
+    "state_content_bytes": 584,
+    "alignment": 576,
+    "model_version": "deepseek_v4",
+    "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR,
+}
+
+
 @hookimpl
 def kvframe_spec_families() -> list[SpecFamily[Any]]:
     """The families of latent layers and of their sliding-window form."""
@@ -49,6 +63,10 @@ def kvframe_spec_families() -> list[SpecFamily[Any]]:
             make_views=make_views,
             paging=Paging(pads=False, kernel_block=128),
             traits=Traits(event_kind="mla_attention"),
+            examples=(
+                MLAAttentionSpec(64, **_LATENT),
+                MLAAttentionSpec(256, tokens_per_state=4, **_V4),
+            ),
         ),
         SpecFamily(
             name="sliding_window_mla",
@@ -63,5 +81,9 @@ def kvframe_spec_families() -> list[SpecFamily[Any]]:
             make_views=make_views,
             paging=Paging(bucket="window"),
             traits=Traits(event_kind="sliding_window_mla", dcp="unsupported"),
+            examples=(
+                SlidingWindowMLASpec(64, sliding_window=128, **_LATENT),
+                SlidingWindowMLASpec(64, sliding_window=128, bounded_replay=True, **_V4),
+            ),
         ),
     ]

@@ -21,6 +21,8 @@ def _latent(layer: LayerContext) -> dict[str, MLAAttentionSpec]:
         max_tp_shards=1,
         head_size=config.integer("kv_lora_rank") + config.integer("qk_rope_head_dim", low=0),
         cache_dtype_str=layer.options.cache_dtype.name,
+        topk_buffer_width=config.integer("index_topk") if config.get("index_topk") is not None else None,
+        is_index_group_leader="indexer" in layer.layer.kinds,
     )
     return {"attn": spec}
 

@@ -8,6 +8,7 @@ from functools import partial
 from kvframe import CacheDType, KVQuantMode, PackedCell, ScaleStorage, hookimpl
 from kvframe.dtypes import CellGeometry
 from kvframe.errors import SpecError
+from kvframe_mla.codecs import Fp8RowCodec, Nvfp4RowCodec, row_codec
 
 # Bytes of one opaque row, by cache dtype and by the elements of the vector that it packs (contract 2.4).
 # 576 = 512 latent + 64 rotary elements; 512 is a V4 vector, whose pages need the layer's `alignment` besides.
@@ -39,6 +40,10 @@ def _pack_rows(cell: CellGeometry, *, cache_dtype: str) -> PackedCell:
     return PackedCell(content_bytes=row_bytes(cache_dtype, cell.head_size), head_slots=cell.num_kv_heads)
 
 
+def _codec(cell: CellGeometry, *, cache_dtype: str) -> Fp8RowCodec | Nvfp4RowCodec:
+    return row_codec(cache_dtype, row_bytes(cache_dtype, cell.head_size))
+
+
 @hookimpl
 def kvframe_cache_dtypes() -> list[CacheDType]:
     """The opaque row formats, for latent layers only."""
@@ -50,6 +55,7 @@ def kvframe_cache_dtypes() -> list[CacheDType]:
             storage="uint8",
             scales=ScaleStorage.INLINE,
             pack=partial(_pack_rows, cache_dtype=name),
+            codec=partial(_codec, cache_dtype=name),
             families=frozenset({"mla", "sliding_window_mla"}),
         )
         for name, mode in modes.items()

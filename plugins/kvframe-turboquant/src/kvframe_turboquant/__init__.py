@@ -10,8 +10,9 @@ import attrs
 
 from kvframe import CacheDType, KVQuantMode, PackedCell, ScaleStorage, hookimpl
 from kvframe.checks import cdiv, round_up
-from kvframe.dtypes import CellGeometry
+from kvframe.dtypes import CellGeometry, CellPart
 from kvframe.errors import SpecError
+from kvframe_turboquant.codec import SlotCodec
 
 KEY_NORM_BYTES = 2
 VALUE_SCALE_AND_ZERO_BYTES = 4
@@ -49,9 +50,54 @@ class Preset:
                 value=cell.head_size_v,
                 rule=f"must be at most head_size ({cell.head_size}), which sets the slot's width",
             )
-        key = cdiv(cell.head_size * self.key_bits, 8) + (0 if self.key_bits == 8 else KEY_NORM_BYTES)
-        value = cdiv(cell.head_size * self.value_bits, 8) + VALUE_SCALE_AND_ZERO_BYTES
-        return PackedCell(content_bytes=round_up(key + value, 2), head_slots=cell.num_kv_heads)
+        content = round_up(self.key_bytes(cell) + self.value_bytes(cell), 2)
+        return PackedCell(content_bytes=content, head_slots=cell.num_kv_heads)
+
+    def key_bytes(self, cell: CellGeometry) -> int:
+        """Bytes of a key: its elements, and its norm where it has one."""
+        return cdiv(cell.head_size * self.key_bits, 8) + (0 if self.key_bits == 8 else KEY_NORM_BYTES)
+
+    def value_bytes(self, cell: CellGeometry) -> int:
+        """Bytes of a value: its elements, its scale and its zero point."""
+        return cdiv(cell.head_size * self.value_bits, 8) + VALUE_SCALE_AND_ZERO_BYTES
+
+    def parts(self, cell: CellGeometry) -> tuple[CellPart, ...]:
+        """The key's bytes, then the value's (contract 4.3)."""
+        key, value = self.key_bytes(cell), self.value_bytes(cell)
+        return (
+            CellPart(name="key", dtype="uint8", offset=0, width=key),
+            CellPart(name="value", dtype="uint8", offset=key, width=value),
+        )
+
+    def codec(self, cell: CellGeometry) -> SlotCodec:
+        """How keys and values become those bytes, and back."""
+        return SlotCodec(
+            parts=self.parts(cell),
+            head_size=cell.head_size,
+            head_size_v=cell.head_size_v,
+            key_bits=self.key_bits,
+            value_bits=self.value_bits,
+        )
+
+
+@attrs.frozen
+class _PartsOf:
+    """A preset's pieces as a value that compares by the preset, which a bound method does not."""
+
+    preset: Preset
+
+    def __call__(self, cell: CellGeometry) -> tuple[CellPart, ...]:
+        return self.preset.parts(cell)
+
+
+@attrs.frozen
+class _CodecOf:
+    """A preset's codec, likewise."""
+
+    preset: Preset
+
+    def __call__(self, cell: CellGeometry) -> SlotCodec:
+        return self.preset.codec(cell)
 
 
 PRESETS = (
@@ -72,6 +118,8 @@ def kvframe_cache_dtypes() -> list[CacheDType]:
             storage="uint8",
             scales=ScaleStorage.INLINE,
             pack=preset,
+            parts=_PartsOf(preset),
+            codec=_CodecOf(preset),
             families=frozenset({"full_attention", "sliding_window"}),
         )
         for preset in PRESETS
