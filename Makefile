@@ -14,7 +14,7 @@ MANIFESTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 TEST_EXTRAS = $(shell $(BIN)/python -c 'import sys; print("test,torch" if sys.version_info[:2] == (3, 11) else "test")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugin test-plugins check bench docs clean FORCE
+.PHONY: help setup demo test test-plugin test-plugins stress check bench docs clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-plugin: setup ## Test one plugin with only the core and what it requires: m
 
 test-plugins: ## Test every plugin alone
 	@for plugin in $(notdir $(PLUGINS)); do $(MAKE) --no-print-directory test-plugin PLUGIN=$$plugin || exit 1; done
+
+stress: $(STAMPS)/test ## A million steps of the block manager's state machine
+	KVFRAME_BLOCK_STEPS=1000000 $(BIN)/python -m pytest -q tests/blocks/test_state_machine.py
 
 check: $(STAMPS)/check ## Lint, formatting, types, and the one-way road of imports
 	$(BIN)/ruff check
