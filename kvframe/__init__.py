@@ -1,6 +1,6 @@
 """kvframe: the KV-cache layer of an LLM engine as a plugin framework. Importing it imports no torch."""
 
-from kvframe.config import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Pool
+from kvframe.config import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, LayerGroup, Pool
 from kvframe.dtypes import CacheDType, KVQuantMode, PackedCell, ScaleStorage
 from kvframe.engine import EngineConfig
 from kvframe.errors import KVFrameError
@@ -42,6 +42,7 @@ __all__ = [
     "KVQuantMode",
     "Layer",
     "LayerContext",
+    "LayerGroup",
     "LayerReader",
     "Lifetime",
     "Limits",

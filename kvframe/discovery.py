@@ -22,6 +22,8 @@ INCOMPATIBLE = "incompatible"  # its distribution asks for another kvframe
 CONFLICT = "conflict"  # claims what another claims too
 BROKEN = "broken"  # import, hook or result is wrong
 
+SLOW_SECONDS = 2.0  # every start of every process pays for a plugin's import
+
 
 @attrs.define(kw_only=True)
 class PluginRecord:
@@ -48,6 +50,11 @@ class PluginRecord:
     def label(self) -> str:
         """How messages name the plugin: with its distribution and version where it has them."""
         return f"{self.name} ({self.distribution} {self.version})" if self.distribution else self.name
+
+    @property
+    def slow(self) -> bool:
+        """Whether importing it took too long."""
+        return self.load_seconds > SLOW_SECONDS
 
     @property
     def known_as(self) -> frozenset[str]:

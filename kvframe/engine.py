@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from kvframe.checks import at_least, one_of, optional_at_least
@@ -13,7 +16,8 @@ class EngineConfig:
 
     Lengths are tokens. `max_in_flight_tokens` (F) counts tokens that are scheduled but not yet settled, over all
     concurrent steps: 1 in steady decode. `attention_tp` is the tensor parallel size that attention itself sees; it
-    differs from `tp` only when attention runs data parallel.
+    differs from `tp` only when attention runs data parallel. `extras` holds settings of plugins by name; each plugin
+    says what it reads, and the core none.
 
     Raises:
         SpecError: a limit is not a whole number in its range; names the field, the value and the rule.
@@ -33,6 +37,7 @@ class EngineConfig:
     attention_tp: int = attrs.field(
         default=attrs.Factory(lambda self: self.tp, takes_self=True), validator=at_least(1)
     )
+    extras: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     def with_max_model_len(self, max_model_len: int) -> EngineConfig:
         """The same limits at another maximum length: what a search over lengths evaluates."""

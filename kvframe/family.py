@@ -48,12 +48,15 @@ class Traits:
         needs_zeroing: new blocks must be zeroed, since kernels read before they have written everything.
         dcp: decode context parallelism spreads its tokens, "sharded", or is not possible, "unsupported".
         transferable: its blocks may be moved to another engine; False for replicas that can be rebuilt.
+        freed_by_plugin: its entries also go back when the plugin says so, which no count of tokens tells: its sizing
+            may be below what the lifetime holds.
     """
 
     event_kind: str = "unknown"
     needs_zeroing: bool = False
     dcp: str = attrs.field(default="sharded", validator=one_of("sharded", "unsupported"))
     transferable: bool = True
+    freed_by_plugin: bool = False
 
 
 def no_promotion(spec: Any, block_size: int | None = None) -> FullAttentionSpec | Refusal:
@@ -81,6 +84,7 @@ class SpecFamily(Generic[S]):
         paging: how the planner may shape its pages.
         traits: facts for other parts of an engine.
         replaces: the name of a family that this one takes over, of any plugin.
+        examples: specs of common models' layers, which `kvframe check` tests the family with.
     """
 
     name: str
@@ -95,6 +99,7 @@ class SpecFamily(Generic[S]):
     paging: Paging = attrs.field(factory=Paging)
     traits: Traits = attrs.field(factory=Traits)
     replaces: str | None = None
+    examples: tuple[S, ...] = ()
 
     def table_key(self, spec: S) -> Hashable:
         """Equal keys, and only those, need the same blocks for every request: such layers may share a block table.
@@ -119,4 +124,9 @@ def full_attention_family() -> SpecFamily[FullAttentionSpec]:
         lifetime=lambda spec: Lifetime(block=spec.block_size),
         promote=lambda spec, block_size: spec,
         traits=Traits(event_kind="full_attention"),
+        examples=(
+            FullAttentionSpec(16, num_kv_heads=8, head_size=128, dtype="bfloat16"),
+            FullAttentionSpec(64, num_kv_heads=2, head_size=192, head_size_v=128, dtype="float16"),
+            FullAttentionSpec(16, num_kv_heads=4, head_size=64, dtype="bfloat16", page_size_padded=20_480),
+        ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -48,6 +48,10 @@ class Pool:
         return max(self.num_slabs - self.reserved_slabs, 0)
 
 
+def _names(layers: Iterable[str]) -> tuple[str, ...]:
+    return tuple(layers)
+
+
 @attrs.frozen(kw_only=True)
 class LayerGroup:
     """Layers that a plugin wants in one group: an item of `kvframe_group_layers`.
@@ -60,7 +64,7 @@ class LayerGroup:
         by_core: the core makes groups of these layers by its own rule, as many as it needs.
     """
 
-    layers: tuple[str, ...] = attrs.field(converter=tuple)
+    layers: tuple[str, ...] = attrs.field(converter=_names)
     pool: str = DEVICE
     role: str = "default"
     uniform: bool | None = None

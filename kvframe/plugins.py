@@ -71,6 +71,9 @@ class PluginHost:
         # where the program has no log handler of its own, these are lines on standard error
         for label, reason in failures.items():
             _LOG.warning("plugin %s was set aside: %s", label, " ".join(reason.split()))
+        for record in self.records:
+            if record.slow:
+                _LOG.warning("plugin %s took %.1f s to load", record.label, record.load_seconds)
 
     # --- loading ---
 

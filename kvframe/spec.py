@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from kvframe.checks import at_least, cdiv, optional_at_least
+from kvframe.checks import at_least, cdiv, one_of, optional_at_least
 from kvframe.dtypes import KVQuantMode, dtype_name, element_size
 from kvframe.engine import EngineConfig
 from kvframe.errors import SpecError
@@ -64,6 +64,10 @@ class KVCacheSpec(Protocol):
         """The distance between two blocks must be a multiple of this many bytes."""
 
     @property
+    def packed_stride_bytes_multiple(self) -> int:
+        """The same where a block's pages of all layers lie together, as in block-outermost layouts."""
+
+    @property
     def prefix_cacheable(self) -> bool:
         """Whether later requests may find its blocks."""
 
@@ -104,7 +108,7 @@ class MultipleOf:
 
 
 def _check_alignment(spec: Any, attribute: attrs.Attribute[Any], value: int | MultipleOf | None) -> None:
-    if isinstance(value, int):
+    if value is not None and not isinstance(value, MultipleOf):
         at_least(1)(spec, attribute, value)
 
 
@@ -180,6 +184,8 @@ class SpecBase:
         per_state = self.tokens_per_state
         if per_state < 0:
             return 1
+        if isinstance(per_state, int) and kernel_block_size % per_state == 0:
+            return kernel_block_size // per_state  # nearly always: without the cost of fractions
         states = Fraction(kernel_block_size) / per_state
         if states.denominator != 1:
             raise SpecError(
@@ -198,6 +204,11 @@ class SpecBase:
             return alignment or 1
         tokens = math.gcd(alignment.tokens, self.block_size)
         return 1 if tokens == self.block_size else self.copy_with_new_block_size(tokens).page_size_bytes
+
+    @property
+    def packed_stride_bytes_multiple(self) -> int:
+        """The same where a block's pages of all layers lie together, as in block-outermost layouts."""
+        return self.block_stride_bytes_multiple
 
     @property
     def prefix_cacheable(self) -> bool:
@@ -266,11 +277,15 @@ def rescaled_padding(padded: int | None, unpadded: int) -> int | None:
     return None if padded is None else max(padded, unpadded)
 
 
+def _as_mode(value: Any) -> Any:
+    """A mode given by number as the mode; anything else as it is, for the validator to refuse."""
+    return KVQuantMode(value) if value in tuple(KVQuantMode) else value
+
+
 def _positive_tokens_per_state(spec: Any, attribute: attrs.Attribute[Any], value: int | Fraction) -> None:
-    if value <= 0:
-        raise SpecError(
-            spec=type(spec).__name__, field=attribute.name, value=value, rule="must be above 0"
-        )
+    if isinstance(value, bool) or not isinstance(value, (int, Fraction)) or value <= 0:
+        rule = "must be a whole number or a Fraction above 0"
+        raise SpecError(spec=type(spec).__name__, field=attribute.name, value=value, rule=rule)
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -297,10 +312,10 @@ class AttentionSpec(SpecBase):
     num_kv_heads: int = kv_field(validator=at_least(1))
     head_size: int = kv_field(validator=at_least(1))
     dtype: str = kv_field(converter=dtype_name)
-    _head_size_v: int | None = kv_field(
-        default=None, alias="head_size_v", validator=optional_at_least(0)
+    _head_size_v: int | None = kv_field(default=None, alias="head_size_v", validator=optional_at_least(0))
+    kv_quant_mode: KVQuantMode = kv_field(
+        default=KVQuantMode.NONE, converter=_as_mode, validator=one_of(*KVQuantMode)
     )
-    kv_quant_mode: KVQuantMode = kv_field(default=KVQuantMode.NONE, converter=KVQuantMode)
     page_size_padded: int | None = kv_field(default=None, validator=optional_at_least(1))
     num_head_slots: int | None = kv_field(default=None, validator=optional_at_least(1))
     state_content_bytes: int | None = kv_field(default=None, validator=optional_at_least(1))
@@ -369,12 +384,8 @@ class FullAttentionSpec(AttentionSpec):
         non_causal: attends in both directions; a hint to schedulers.
     """
 
-    sliding_window: int | None = kv_field(
-        merge=FIRST_SET, default=None, validator=optional_at_least(1)
-    )
-    attention_chunk_size: int | None = kv_field(
-        merge=FIRST_SET, default=None, validator=optional_at_least(1)
-    )
+    sliding_window: int | None = kv_field(merge=FIRST_SET, default=None, validator=optional_at_least(1))
+    attention_chunk_size: int | None = kv_field(merge=FIRST_SET, default=None, validator=optional_at_least(1))
     non_causal: bool = kv_field(merge=ANY, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -480,9 +491,7 @@ class UniformTypeKVCacheSpecs:
 
     def max_memory_usage_pages(self, engine: EngineConfig) -> int:
         """The most blocks that one request can need of the group."""
-        return max(
-            cdiv(spec.max_memory_usage_bytes(engine), spec.page_size_bytes) for spec in self.specs
-        )
+        return max(cdiv(spec.max_memory_usage_bytes(engine), spec.page_size_bytes) for spec in self.specs)
 
     def max_memory_usage_bytes(self, engine: EngineConfig) -> int:
         """The most bytes that one request can need of the group."""

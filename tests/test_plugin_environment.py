@@ -141,7 +141,7 @@ def test_a_model_that_needs_a_missing_plugin_says_which(without_mla):
     assert answer.stdout == ""
     # above it there may be warnings of plugins that build on the missing one
     assert answer.stderr.splitlines()[-1] == (
-        "model needs layer kind 'mla', provided by kvframe-mla: pip install kvframe-mla"
+        "MissingPluginError: model needs layer kind 'mla', provided by kvframe-mla: pip install kvframe-mla"
     )
 
 

@@ -7,6 +7,7 @@ the quirks in the vectors' README.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import partial
@@ -116,10 +117,19 @@ def page_size_padded(spec: Any) -> int | None:
     return getattr(spec, "page_size_padded", None)
 
 
-def grown_page(words: Words, block: int) -> int:
+def page_at(spec: Any, block: int) -> int:
+    return int(spec.copy_with_new_block_size(block).page_size_bytes)
+
+
+def expected_page_at(words: Words, block: int, page: Any) -> Any:
     """Q7: padding that no longer holds the page of a new block size grows with it; the figures' source fails."""
-    unpadded = spec_of({**words, "page_size_padded": None, "block_size": block}).page_size_bytes
-    return max(int(words["page_size_padded"]), int(unpadded))
+    padded, alignment = words.get("page_size_padded"), words.get("alignment")
+    if leaves_a_rest(words, block):
+        return REFUSED
+    if page != REFUSED or (padded is None and alignment is None):
+        return page
+    bare = {word: value for word, value in words.items() if word not in ("page_size_padded", "alignment")}
+    return round_up(max(padded or 0, page_at(spec_of(bare), block)), alignment or 1)
 
 
 def straddling_blocks(words: Words) -> int:
@@ -145,14 +155,14 @@ def properties_of(spec: Any, names: Mapping[str, Any], host: PluginHost) -> dict
 def per_setup_of(spec: Any, setup: Words) -> dict[str, Any]:
     engine = engine_of(setup)
     tokens, length = engine.max_in_flight_tokens, engine.max_model_len
-    figures = {
+    result = {
         "max_in_flight_tokens": tokens,
         "max_memory_usage_bytes": outcome(lambda: spec.max_memory_usage_bytes(engine)),
         "block_table_width": outcome(lambda: spec.max_num_blocks_per_req(engine, length)),
     }
     if hasattr(spec, "max_admission_blocks_per_request"):
-        figures["max_admission_blocks"] = spec.max_admission_blocks_per_request(tokens, length)
-    return figures
+        result["max_admission_blocks"] = spec.max_admission_blocks_per_request(tokens, length)
+    return result
 
 
 def expected_per_setup(words: Words, expect: Words, page: int) -> dict[str, Any]:
@@ -183,20 +193,12 @@ def test_spec(case: dict[str, Any], host: PluginHost) -> None:
         wanted = REFUSED if leaves_a_rest(words, int(tokens)) else figure(states)
         assert outcome(partial(spec.kernel_states, int(tokens))) == wanted
     for block, page in expect["page_at_block_size"].items():
-        wanted = figure(page)
-        if leaves_a_rest(words, int(block)):
-            wanted = REFUSED
-        elif wanted == REFUSED and words.get("page_size_padded"):
-            wanted = grown_page(words, int(block))
-        assert (
-            outcome(lambda block=block: spec.copy_with_new_block_size(int(block)).page_size_bytes) == wanted
-        )
+        wanted = expected_page_at(words, int(block), figure(page))
+        assert outcome(partial(page_at, spec, int(block))) == wanted
     for dcp, tokens in expect["tokens_per_cache_block_at_dcp"].items():
         assert family.engine_lifetime(spec, engine_of({"dcp": int(dcp)})).block == tokens
     for ranks, replicas in expect["tp_replicas"].items():
-        tp, dcp = (
-            int(part.removeprefix(word)) for part, word in zip(ranks.split("_"), ("tp", "dcp"), strict=True)
-        )
+        tp, dcp = map(int, re.findall(r"\d+", ranks))  # as "tp8_dcp2"
         assert tp_replicas([make_group({"layer": spec}, host)], engine_of({"tp": tp, "dcp": dcp})) == replicas
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import pytest
 
-from kvframe import KVQuantMode, MultipleOf, UniformTypeKVCacheSpecs, load_plugins
-from kvframe.config import DEVICE, KVCacheConfig, KVCacheGroupSpec
+from kvframe import EngineConfig, KVQuantMode, MultipleOf, UniformTypeKVCacheSpecs, load_plugins
+from kvframe.config import DEVICE, KVCacheConfig, KVCacheGroupSpec, Pool
 from kvframe.errors import (
     InsufficientMemoryError,
     KVFrameError,
@@ -18,9 +18,18 @@ from kvframe.errors import (
     PlanError,
     SpecError,
 )
+from kvframe.layout import KVCacheLayout
 from kvframe.planning.block_sizes import block_sizes
+from kvframe.planning.given import given_groups, given_layers
 from kvframe.planning.grouping import engine_groups, with_draft_flags, with_lookahead
-from kvframe.planning.ranks import RankBudget, configs_for_ranks, merge_ranks, project
+from kvframe.planning.ranks import (
+    RankBudget,
+    check_memory,
+    configs_for_ranks,
+    merge_ranks,
+    project,
+    rank_pools,
+)
 from kvframe.planning.sizing import (
     blocks_per_request,
     bytes_per_block,
@@ -36,60 +45,79 @@ def planned(case: Mapping[str, Any]) -> dict[str, Any]:
     """A case through the engines' strategy, in the vectors' words."""
     words = case["input"]
     setup = setup_of(words["setup"])
-    if setup["hisparse"]:
-        raise NotRun("HiSparse planning")
-    specs = {name: spec_of(spec) for name, spec in words["specs"].items()}
-    layout = HOST.layouts.get(setup["layout"])
-    draft = setup["draft"] or {}
-    engine = attrs.evolve(
-        engine_of(words["setup"]),
-        prefill_lookahead=draft.get("modules", 1) if draft else 0,
-        draft_drop=bool(draft),
-    )
-    ranks = [
-        RankBudget(specs={layer: specs[key] for layer, key in worker}, memory=memory)
-        for worker, memory in zip(words["workers"], words["memory"], strict=True)
-    ]
-    ranks = [attrs.evolve(rank, specs=with_lookahead(rank.specs, HOST, engine)) for rank in ranks]
-    groups = with_draft_flags(
-        engine_groups(merge_ranks(ranks), host=HOST, layout=layout, hybrid=not setup["disable_hybrid"]),
-        engine.draft_drop,
-    )
+    layout, engine = HOST.layouts.get(setup["layout"]), limits_of(setup)
+    ranks = ranks_of(words, setup, engine)
+    groups = with_draft_flags(groups_of(merge_ranks(ranks), setup, engine, layout), engine.draft_drop)
     result: dict[str, Any] = {"groups": groups, "layout": layout}
-    parts = [project(groups, rank.specs, HOST) for rank in ranks]
     override = setup["num_blocks_override"]
+    parts = [project(groups, rank.specs, HOST) for rank in ranks]
+    if override is not None:
+        blocks = [bytes_per_block(part, layout) for part in parts]
+        ranks = [attrs.evolve(rank, memory=override * b) for rank, b in zip(ranks, blocks, strict=True)]
+    result |= {"engine": engine, "parts": parts, "ranks": ranks}
     try:
+        result["pools"] = [
+            rank_pools(part, rank, host=HOST, layout=layout, engine=engine)
+            for part, rank in zip(parts, ranks, strict=True)
+        ]
         if setup["auto_fit"]:
-            engine = engine.with_max_model_len(fitted(parts, ranks, engine, layout))
+            engine = engine.with_max_model_len(fitted(result, engine))
         configs = configs_for_ranks(
             groups, ranks, host=HOST, layout=layout, engine=engine, bound=engine_bound, num_blocks=override
         )
     except KVFrameError as error:
-        return result | {
-            "sizing_error": error,
-            "engine": engine,
-            "parts": parts,
-            "ranks": ranks,
-            "override": override,
-        }
+        return result | {"sizing_error": error}
     return result | {"engine": engine, "configs": configs, "match_unit": setup["prefix_match_unit"]}
 
 
-def fitted(parts: Any, ranks: Sequence[RankBudget], engine: Any, layout: Any) -> int:
+def limits_of(setup: Mapping[str, Any]) -> EngineConfig:
+    draft = setup["draft"] or {}
+    tiers = setup["hisparse"]
+    extras = {"hisparse": True, "hisparse_buffer": tiers["device_buffer_size"]} if tiers else {}
+    return attrs.evolve(
+        engine_of(setup),
+        prefill_lookahead=draft.get("modules", 1) if draft else 0,
+        draft_drop=bool(draft),
+        extras=extras,
+    )
+
+
+def ranks_of(words: Mapping[str, Any], setup: Mapping[str, Any], engine: EngineConfig) -> list[RankBudget]:
+    """The workers, with the layers that the case gives them.
+
+    As in the reference, a worker has none of the layers that HiSparse adds: their groups are empty on it, and their
+    pages do not widen its blocks. `kvframe.plan` places them too (kvframe-hisparse's tests).
+    """
+    specs = {name: spec_of(spec) for name, spec in words["specs"].items()}
+    pools = {"host": int(setup["hisparse"]["host_pool_gib"] * 2**30)} if setup["hisparse"] else {}
+    ranks = []
+    for worker, memory in zip(words["workers"], words["memory"], strict=True):
+        layers = with_lookahead({layer: specs[key] for layer, key in worker}, HOST, engine)
+        ranks.append(RankBudget(specs=layers, memory=memory, pools=pools))
+    return ranks
+
+
+def groups_of(
+    model: Mapping[str, Any], setup: Mapping[str, Any], engine: EngineConfig, layout: KVCacheLayout
+) -> tuple[KVCacheGroupSpec, ...]:
+    specs = HOST.fold("kvframe_adjust_specs", "specs", model, engine=engine)
+    given = given_layers(specs, host=HOST, engine=engine, even=True)
+    if given is not None:
+        return given_groups(given, specs, specs, host=HOST, layout=layout)
+    return engine_groups(specs, host=HOST, layout=layout, hybrid=not setup["disable_hybrid"])
+
+
+def fitted(result: Mapping[str, Any], engine: EngineConfig) -> int:
+    """The longest request that fits on every rank.
+
+    Raises:
+        InsufficientMemoryError: not one token does.
+    """
     lengths = []
-    for part, rank in zip(parts, ranks, strict=True):
-        block = bytes_per_block(part, layout)
-        length = largest_fitting_len(
-            part, engine, engine_bound, block_bytes=block, available_bytes=rank.memory - block
-        )
-        if length == 0:
-            raise InsufficientMemoryError(
-                needed_bytes=blocks_per_request(part, engine, engine_bound) * block,
-                available_bytes=rank.memory - block,
-                max_model_len=engine.max_model_len,
-                largest_fitting_len=0,
-            )
-        lengths.append(length)
+    for part, rank, pools in zip(result["parts"], result["ranks"], result["pools"], strict=True):
+        lengths.append(largest_fitting_len(part, engine, engine_bound, pools=pools.values()))
+        if lengths[-1] == 0:
+            check_memory(part, engine, engine_bound, budgets=rank.budgets, pools=pools)
     return min(lengths)
 
 
@@ -169,10 +197,18 @@ def check_worker(config: KVCacheConfig, want: Mapping[str, Any], engine: Any, la
             "layer_stride": tensor.layer_stride,
             "block_stride": tensor.block_stride,
             "offset": tensor.offset,
+            "host_resident": tensor.host_resident,
         }
         for tensor in config.tensors
     ]
-    assert got == [{k: v for k, v in t.items() if k != "host_resident"} for t in want["tensors"]]
+    assert got == [{"host_resident": False, **tensor} for tensor in want["tensors"]]
+    if "host" in want:
+        pool = config.pools["host"]
+        assert want["host"] == {
+            "num_blocks": pool.num_slabs,
+            "block_stride": pool.slab_bytes,
+            "shared_pool": pool.shared_by_ranks > 1,
+        }
     if "bytes_per_block" in want:
         block = bytes_per_block(config.groups, layout)
         assert block == want["bytes_per_block"]
@@ -192,9 +228,9 @@ def check_scheduler(result: Mapping[str, Any], want: Mapping[str, Any]) -> None:
         for g in groups
     ]
     assert [comparable(spec_words(spec)) for spec in first] == [comparable(w) for w in want["group_specs"]]
-    each = blocks_per_request(groups, engine, engine_bound)
-    if "error" not in want["capacity"] and each:
-        concurrency = config.num_blocks / each
+    each = {name: blocks_per_request(groups, engine, engine_bound, name) for name in config.pools}
+    if "error" not in want["capacity"] and all(each.values()):
+        concurrency = min(pool.num_slabs / each[name] for name, pool in config.pools.items())
         assert concurrency == pytest.approx(want["capacity"]["max_concurrency"], rel=1e-9)
         assert int(concurrency * engine.max_model_len) == want["capacity"]["tokens"]
     if "error" in want["block_sizes"]:
@@ -208,19 +244,35 @@ def check_scheduler(result: Mapping[str, Any], want: Mapping[str, Any]) -> None:
 
 
 def check_figures(result: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> None:
-    engine, layout = result["engine"], result["layout"]
-    for part, rank, want in zip(result["parts"], result["ranks"], figures, strict=True):
-        block = bytes_per_block(part, layout)
-        memory = rank.memory if result["override"] is None else result["override"] * block
+    engine, error = result["engine"], result["sizing_error"]
+    found = result.get("pools") or [{} for _ in figures]  # none where the layout is refused
+    for part, rank, pools, want in zip(result["parts"], result["ranks"], found, figures, strict=True):
+        block, memory = bytes_per_block(part, result["layout"]), rank.memory
+        device = Pool(slab_bytes=block, num_slabs=max(memory // block, 0), budget_bytes=0, layout="any")
+        longest = largest_fitting_len(part, engine, engine_bound, pools=[device, *pools.values()])
         got = {
             "bytes_per_block": block,
             "memory_minus_reserved_block": memory - block,
             "needed_bytes": blocks_per_request(part, engine, engine_bound) * block,
-            "estimated_max_model_len": largest_fitting_len(
-                part, engine, engine_bound, block_bytes=block, available_bytes=memory - block
-            ),
+            "estimated_max_model_len": longest,
         }
         assert got == {key: want[key] for key in got}
+    if isinstance(error, InsufficientMemoryError) and error.pool == DEVICE:
+        told = (error.needed_bytes, error.available_bytes, error.largest_fitting_len)
+        names = ("needed_bytes", "memory_minus_reserved_block", "estimated_max_model_len")
+        assert told in [tuple(want[name] for name in names) for want in figures]
+
+
+def check_reason(error: KVFrameError, reason: str) -> None:
+    """The error is about what the reference refused for, where more than its type tells."""
+    if reason.startswith("hot_buffer"):
+        assert isinstance(error, PlanError)
+        size, low = error.values["tokens of the region"], error.values["at least"]
+        assert size < low if reason == "hot_buffer_too_small" else size > error.values["at most"]
+    if isinstance(error, InsufficientMemoryError):
+        assert (error.pool == "host") == reason.startswith("host_pool")
+    else:
+        assert not reason.startswith("host_pool")
 
 
 REFUSALS = {
@@ -293,8 +345,9 @@ def test_planning(case: Mapping[str, Any]) -> None:
             check_better(case)
             return
         if want.get("stage") == "grouping":
-            with pytest.raises(REFUSALS["grouping"]):
+            with pytest.raises(REFUSALS["grouping"]) as caught:
                 planned(case)
+            check_reason(caught.value, want["reason"])
             return
         result = planned(case)
     except NotRun as reason:
@@ -302,6 +355,7 @@ def test_planning(case: Mapping[str, Any]) -> None:
     check_groups(result["groups"], want["groups"])
     if want.get("stage") == "sizing":
         assert isinstance(result.get("sizing_error"), REFUSALS["sizing"])
+        check_reason(result["sizing_error"], want["reason"])
         if "figures" in want:
             check_figures(result, want["figures"])
         return

@@ -30,7 +30,7 @@ from kvframe.testing import run as run_check
 _Work = tuple[Check[Any], Any]
 
 
-@click.command("check", epilog="Example:  kvframe check kvframe-mla")
+@click.command("check", epilog="Example:  kvframe check --json")
 @click.argument("distribution", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def command(distribution: str | None, as_json: bool) -> int:

@@ -174,7 +174,13 @@ def _plugin(record: PluginRecord) -> Finding:
     about = f"plugin {record.label}"
     if record.status == ACTIVE:
         brings = [*record.families, *record.cache_dtypes, *record.layouts, *record.commands]
-        return Finding(level=OK, about=about, found=f"in use{_editable(_of(record))}: {', '.join(brings)}")
+        found = f"in use{_editable(_of(record))}: {', '.join(brings)}"
+        if record.slow:
+            advice = "ask its author to import heavy libraries inside functions"
+            return Finding(
+                level=WARNING, about=about, found=f"took {record.load_seconds:.1f} s to load", advice=advice
+            )
+        return Finding(level=OK, about=about, found=found)
     level = WARNING if record.status == BLOCKED else ERROR
     return Finding(
         level=level, about=about, found=f"{record.status}: {record.reason}", advice=record.remedy or ""

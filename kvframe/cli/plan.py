@@ -95,7 +95,9 @@ def _plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--no-prefix-caching", is_flag=True, help="Requests share no blocks; states are not cached."
             ),
             click.option(
-                "--layout", help="Memory layout of the pool; default: LBHNC for engine, chosen for optimal."
+                "--layout",
+                help="Memory layout of the device pool; default: the first of LBHNC and BLHNC that holds the layers "
+                "for engine, the cheapest for optimal.",
             ),
             click.option(
                 "--scales-in-checkpoint",

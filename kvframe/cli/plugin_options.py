@@ -19,7 +19,7 @@ class PlanCommand(click.Command):
 
     @functools.cached_property
     def plugin_options(self) -> tuple[click.Option, ...]:
-        """The plugins' options, none spelled or named as another before it; asked for once, with a warning for each loss."""
+        """The plugins' options, none spelled as another before it; asked for once, with a warning for each loss."""
         taken = {spelling for param in self.params for spelling in _spellings(param)}
         kept: list[click.Option] = []
         for owner, option in _offered(load_plugins()):

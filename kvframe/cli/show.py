@@ -147,12 +147,18 @@ def show_explanation(result: Result) -> None:
             f"{other['cost']:.5f}",
             f"{other['structural_share']:.2%}",
             *(size_text(other["held_bytes"][length]) for length in lengths),
-            "chosen" if other["name"] == result["chosen"] else "" if other["fits"] else "does not fit",
+            "chosen" if other["name"] == result["chosen"] else _objection(other),
         )
         for other in sorted(result["alternatives"], key=lambda other: other["cost"])
     ]
     console().print(table(headings, rows, numbers=headings[1:-1]), highlight=False)
     click.echo(limit_text(result))
+
+
+def _objection(other: Result) -> str:
+    if not other["fits"]:
+        return "does not fit"
+    return "" if other["within_limits"] else "wastes too much"
 
 
 def waste_by_cause(waste: Result) -> list[tuple[str, int]]:
@@ -167,6 +173,8 @@ def waste_by_cause(waste: Result) -> list[tuple[str, int]]:
 
 def limit_text(result: Result) -> str:
     """Which resource limits the number of requests."""
-    limit = next((pool for pool in result["pools"] if pool["name"] == result["limited_by"]), result["pools"][0])
+    limit = next(
+        (pool for pool in result["pools"] if pool["name"] == result["limited_by"]), result["pools"][0]
+    )
     where = f" of pool {limit['name']!r}" if len(result["pools"]) > 1 else ""
     return f"The budget of {size_text(limit['budget_bytes'])}{where} is what limits the number of requests."

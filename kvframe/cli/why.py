@@ -109,24 +109,26 @@ def _plugins(host: PluginHost, name: str) -> Iterator[Answer]:
 
 
 def _could_be_installed(host: PluginHost, name: str) -> Iterator[Answer]:
-    kind = NEEDED_KINDS.get(name, name)
-    distribution = DISTRIBUTIONS.get(kind)
-    if distribution is None:
+    if name in DISTRIBUTIONS:
+        yield _provided(host, "layer kind", DISTRIBUTIONS[name])
+    if name not in NEEDED_KINDS:
         return
-    noun = "model type" if name in NEEDED_KINDS else "layer kind"
+    kind = NEEDED_KINDS[name]
+    if kind in host.layer_readers:
+        by = host.provider("layer_kinds", kind)
+        label, note = by.label if by else "kvframe itself", f"the core reads it, with layer kind {kind!r}"
+        yield Answer(what="model type", state="in use", provider=label, reason=note)
+    else:
+        yield _provided(host, "model type", DISTRIBUTIONS[kind])
+
+
+def _provided(host: PluginHost, what: str, distribution: str) -> Answer:
     record = host.set_aside(distribution)
     if record is not None:
-        yield Answer(what=noun, state="set aside", provider=record.label, reason=_reason(record))
-    elif name in NEEDED_KINDS and kind in host.layer_readers:
-        by = host.provider("layer_kinds", kind)
-        label = by.label if by else "kvframe itself"
-        yield Answer(
-            what=noun, state="in use", provider=label, reason=f"the core reads it, with layer kind {kind!r}"
-        )
-    else:
-        yield Answer(
-            what=noun, state="not installed", provider=distribution, reason=f"pip install {distribution}"
-        )
+        return Answer(what=what, state="set aside", provider=record.label, reason=_reason(record))
+    return Answer(
+        what=what, state="not installed", provider=distribution, reason=f"pip install {distribution}"
+    )
 
 
 def _reason(record: PluginRecord) -> str:

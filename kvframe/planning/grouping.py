@@ -157,30 +157,6 @@ def _check_plannable(layer: str, spec: Any, host: PluginHost) -> None:
         )
 
 
-def given_groups(
-    specs: Specs, *, host: PluginHost, engine: EngineConfig
-) -> tuple[KVCacheGroupSpec, ...] | None:
-    """The groups of the first plugin that groups by itself, None if none does.
-
-    Raises:
-        PlanError: its answer does not name every layer exactly once.
-    """
-    answer = next(iter(host.call_all("kvframe_group_layers", specs=specs, engine=engine)), None)
-    if answer is None:
-        return None
-    named = [layer for group in answer for layer in group]
-    lost = [layer for layer in specs if named.count(layer) != 1] + [n for n in named if n not in specs]
-    if lost:
-        raise PlanError(
-            reason="a plugin's grouping must name every layer exactly once", layers=sorted(set(lost))
-        )
-    groups = []
-    for row in answer:
-        members = {layer: specs[layer] for layer in row}
-        groups.append(make_group(members, host, uniform=isinstance(merged(members, host), Refusal)))
-    return tuple(groups)
-
-
 def with_draft_flags(groups: Sequence[KVCacheGroupSpec], draft_drop: bool) -> tuple[KVCacheGroupSpec, ...]:
     """Groups with the draft flag only where the engine drops a unit for the draft model."""
     if draft_drop:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from kvframe.errors import InsufficientMemoryError
+from kvframe.config import DEVICE
+from kvframe.errors import InsufficientMemoryError, UsageError
 from kvframe.planning.plan import Plan
 
 MIB = 1 << 20
@@ -27,19 +28,34 @@ def largest_len(make: Callable[[int], Plan], longest: int) -> int:
     return _last(fits, longest)
 
 
-def memory_for_requests(make: Callable[[int], Plan], wanted: int, measure: Callable[[Plan], int]) -> int:
-    """The least memory, in bytes and whole MiB on one rank, with which `wanted` requests fit at once.
+def memory_for_requests(
+    make: Callable[[int], Plan], wanted: int, measure: Callable[[Plan], Mapping[str, int]]
+) -> int:
+    """The least memory of the device, in bytes and whole MiB on one rank, with which `wanted` requests fit at once.
 
     Args:
         make: bytes to the plan; raises InsufficientMemoryError where one request does not fit.
-        measure: a plan to the requests that fit at once.
+        measure: a plan to the requests that fit at once, by pool.
+
+    Raises:
+        UsageError: another pool does not hold so many, whatever the device has.
+        InsufficientMemoryError: another pool does not hold one.
     """
 
     def too_small(mib: int) -> bool:
         try:
-            return measure(make(mib * MIB)) < wanted
-        except InsufficientMemoryError:
+            held = measure(make(mib * MIB))
+        except InsufficientMemoryError as error:
+            if error.pool != DEVICE:
+                raise
             return True
+        for pool, count in held.items():
+            if pool != DEVICE and count < wanted:
+                rule = (
+                    f"pool {pool!r} holds {count:,} at once, whatever the device has: give it a larger budget"
+                )
+                raise UsageError(option="--requests", value=wanted, rule=rule)
+        return held.get(DEVICE, wanted) < wanted
 
     enough = 1
     while too_small(enough):

@@ -1,34 +1,47 @@
-"""Placement: where each layer's pages lie in the device pool (contract 5.7)."""
+"""Placement: where each layer's pages lie in their pool (contract 5.7)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvframe.checks import round_up
-from kvframe.config import DEVICE, KVCacheGroupSpec, KVCacheTensor
+from kvframe.config import DEVICE, KVCacheGroupSpec, KVCacheTensor, Pool
 from kvframe.errors import LayoutError
-from kvframe.layout import KVCacheLayout, compute_layout_strides
+from kvframe.layout import KVCacheLayout, Layouts, compute_layout_strides
 from kvframe.spec import UniformTypeKVCacheSpecs
 
 
-def check_layout(groups: Sequence[KVCacheGroupSpec], layout: KVCacheLayout) -> None:
-    """The layout can hold the groups' pages (contract 4.1, rule 4).
+def check_layout(groups: Sequence[KVCacheGroupSpec], layout: KVCacheLayout, pool: str = DEVICE) -> None:
+    """The layout can hold the pages of a pool's groups (contract 4.1, rules 4 and 6).
 
     Raises:
-        LayoutError: pages of several sizes need a block-compact layout, and in several groups a block-outermost one.
+        LayoutError: pages of several sizes need a block-compact layout, and in several groups a block-outermost one, as
+            raw pages do.
     """
-    device = [group for group in groups if group.pool == DEVICE and group.layer_specs]
-    pages = {group.page_of(layer) for group in device for layer in group.layer_specs}
-    if len(pages) <= 1:
-        return
-    if not layout.block_compact:
+    own = [group for group in groups if group.pool == pool and group.layer_specs]
+    pages = {
+        group.page_of(layer)
+        for group in own
+        for layer, spec in group.layer_specs.items()
+        if spec.has_layer_views
+    }
+    raw = sorted(
+        layer for group in own for layer, spec in group.layer_specs.items() if not spec.has_layer_views
+    )
+    if raw and not layout.block_outermost:
+        raise LayoutError(
+            layout=layout.name,
+            reason=f"pages without layer views ({_listed(raw)}) lie whole in their block, so blocks must be outermost",
+            would_work=("BLHNC", "BLNHC"),
+        )
+    if len(pages) > 1 and not layout.block_compact:
         raise LayoutError(
             layout=layout.name,
             reason=f"pages of several sizes ({_sizes(pages)} bytes) need a layout whose pages are whole",
-            would_work=("BLHNC", "BLNHC") if len(device) > 1 else ("LBHNC", "LBNHC", "BLHNC", "BLNHC"),
+            would_work=("BLHNC", "BLNHC") if len(own) > 1 else ("LBHNC", "LBNHC", "BLHNC", "BLNHC"),
         )
-    if layout.layer_compact and len(device) > 1:
+    if len(pages) > 1 and layout.layer_compact and len(own) > 1:
         raise LayoutError(
             layout=layout.name,
             reason=f"groups with pages of several sizes ({_sizes(pages)} bytes) need blocks outermost",
@@ -40,30 +53,34 @@ def _sizes(pages: set[int]) -> str:
     return ", ".join(f"{page:,}" for page in sorted(pages))
 
 
+def _listed(layers: Sequence[str]) -> str:
+    return ", ".join(layers[:2]) + (", …" if len(layers) > 2 else "")
+
+
 def place(
-    groups: Sequence[KVCacheGroupSpec], *, num_slabs: int, slab_bytes: int, layout: KVCacheLayout
+    groups: Sequence[KVCacheGroupSpec], pools: Mapping[str, Pool], layouts: Layouts
 ) -> tuple[KVCacheTensor, ...]:
-    """Placements of all device layers. Groups overlay each other from byte 0; each cuts a slab into its own blocks.
+    """Placements of all layers. A pool's groups overlay each other from byte 0; each cuts a slab into its own blocks.
+
+    Args:
+        groups: a rank's groups.
+        pools: their pools by name.
+        layouts: the plugin host's, among them those of the pools.
 
     Raises:
         LayoutError: a page must be padded and the layout cannot pad it.
     """
     tensors: list[KVCacheTensor] = []
     for group in groups:
-        if group.pool != DEVICE:
+        if not group.layer_specs:
             continue
+        pool, per_slab = pools[group.pool], group.blocks_per_slab
+        layout = layouts.get(pool.layout)
         offset = 0
         for spec, layers in _runs(group).items():
-            tensor = _tensor(
-                spec,
-                layers,
-                offset=offset,
-                num_blocks=num_slabs * group.blocks_per_slab,
-                block_bytes=slab_bytes // group.blocks_per_slab,
-                layout=layout,
-            )
-            tensors.append(tensor)
-            span = spec.page_size_bytes if layout.block_outermost else _layer_bytes(spec, num_slabs)
+            tensors.append(_tensor(spec, layers, offset=offset, per_slab=per_slab, pool=pool, layout=layout))
+            num_blocks = pool.num_slabs * per_slab
+            span = spec.page_size_bytes if layout.block_outermost else _layer_bytes(spec, num_blocks)
             offset += len(layers) * span
     return tuple(tensors)
 
@@ -83,8 +100,9 @@ def _layer_bytes(spec: Any, num_blocks: int) -> int:
 
 
 def _tensor(
-    spec: Any, layers: Sequence[str], *, offset: int, num_blocks: int, block_bytes: int, layout: KVCacheLayout
+    spec: Any, layers: Sequence[str], *, offset: int, per_slab: int, pool: Pool, layout: KVCacheLayout
 ) -> KVCacheTensor:
+    num_blocks, block_bytes = pool.num_slabs * per_slab, pool.slab_bytes // per_slab
     if not spec.has_layer_views:
         layer_stride, block_stride = spec.page_size_bytes, block_bytes
     elif layout.block_outermost:
@@ -104,9 +122,10 @@ def _tensor(
             )
         layer_stride = _layer_bytes(spec, num_blocks)
     return KVCacheTensor(
-        size=num_blocks * block_bytes,
+        size=pool.size_bytes,
         layers=tuple(layers),
         layer_stride=layer_stride,
         block_stride=block_stride,
         offset=offset,
+        pool=pool.name,
     )

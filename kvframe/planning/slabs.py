@@ -1,23 +1,26 @@
 """The slab search: how many blocks of each group one slab holds, at the least cost (slabs in kvframe.planning.cost).
 
-A slab size S fits a group with page P and stride alignment A when S = k * stride for a whole k, with the stride a
-multiple of A and at most `slack` above P. Sizes that fit every group are found with a sieve over short windows.
+A slab of S bytes fits a group with page P and stride alignment A when S = k * stride for a whole k, with the stride a
+multiple of A and at least P. The limits, and the cost to beat, say how far above its page a stride may lie. That leaves
+so few sizes that all of them are looked at: for one set of groups the search is exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from kvframe.checks import cdiv, round_up
-from kvframe.planning.cost import Demand, Floats, Limits
+from kvframe.planning.cost import BYTE, PARTLY_USED, Demand, Floats
 
-SLACK = 0.01
-"""How far a stride may lie above its page in the quick search, as a share."""
+Ints = npt.NDArray[np.int64]
+
+_FIRST_LOOK = 4
+"""Sizes are looked at up to so many widest pages first, then up to so many times as much, and so on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,100 +42,137 @@ def search_slab(
     demand: Demand,
     alignments: Sequence[int],
     *,
-    limits: Limits,
-    ceiling: Floats | None,
+    largest: int,
+    ceiling: Floats,
     best: float = math.inf,
-    exact: bool = False,
 ) -> SlabChoice | None:
     """The cheapest slab for one set of groups, None if nothing within the limits beats `best`.
 
     Args:
         demand: what the groups ask for.
         alignments: bytes that each group's stride is a multiple of.
-        limits: what may not be exceeded.
-        ceiling: bytes that one request may hold at each length, None for no ceiling.
+        largest: bytes of the largest slab.
+        ceiling: bytes that each row's request may hold, shape [rows].
         best: the cost to beat.
-        exact: let each stride lie as far above its page as the cost to beat allows, instead of the quick search's 1 %.
     """
-    pages = [int(page) for page in demand.pages]
-    largest = min(limits.slab_bytes, demand.pool_bytes // (2 * len(pages)))
+    largest = min(largest, demand.pool_bytes // (2 * demand.pages.size))
     found: SlabChoice | None = None
-    slack = SLACK
-    for _ in range(2 if exact else 1):
-        for lo, hi in _windows(pages, largest, slack):
-            if _least_cost(demand, lo, slack) >= best:
-                break
-            sizes, per_slab = _fitting_sizes(pages, alignments, lo, hi, slack)
-            choice = _cheapest(demand, sizes, per_slab, limits, ceiling)
-            if choice is not None and choice.cost < best:
-                best, found = choice.cost, choice
-        slack = min(0.5, _slack_from(best, demand))
+    above, up_to = 0, _FIRST_LOOK * int(demand.pages.max())
+    while True:  # small sizes first: what they cost bounds the larger ones
+        allowed = _allowed_bytes(demand, ceiling, best)
+        widest = _widest_strides(demand, allowed, largest)
+        largest = min(largest, _largest_below(demand, widest, best))
+        if above >= largest or (widest < demand.pages).any():
+            return found
+        sizes = _sizes(demand, alignments, widest, (above, min(up_to, largest)))
+        least = np.maximum(1.0, np.ceil(sizes[:, None] / widest))
+        sizes = sizes[demand.overhead(sizes.astype(np.float64), least) < best]
+        choice = _cheapest(demand, *_cuts(demand, alignments, sizes, widest), ceiling)
+        if choice is not None and choice.cost < best:
+            best, found = choice.cost, choice
+        above, up_to = up_to, up_to * _FIRST_LOOK
+
+
+def _largest_below(demand: Demand, widest: Ints, best: float) -> int:
+    """A bound on slabs that cost less than `best`; bytes.
+
+    A slab S costs S / pool for the null slab, and for partly used ones, as S / k is at most the widest stride, at least
+    PARTLY_USED * (G * S - sum of the widest strides) / pool.
+    """
+    if best == math.inf:
+        return int(widest.max()) * demand.pool_bytes
+    budget = max(0.0, best - demand.fixed_cost) * demand.pool_bytes
+    partly = (budget + PARTLY_USED * float(widest.sum())) / (1.0 + PARTLY_USED * widest.size)
+    return int(min(budget, partly))
+
+
+def _allowed_bytes(demand: Demand, ceiling: Floats, best: float) -> Floats:
+    """The most bytes that each row may hold in a plan below the ceiling that costs less than `best`; shape [rows]."""
+    allowed: Floats = ceiling.copy()
+    # No share is negative: one compared row alone may lose at most as much as the mean over all of them.
+    share = (best - demand.fixed_cost) * demand.compared
+    if share < 1:
+        rows = slice(demand.compared)
+        allowed[rows] = np.minimum(allowed[rows], demand.natural[rows] / (1.0 - max(0.0, share)))
+    return allowed
+
+
+def _widest_strides(demand: Demand, allowed: Floats, largest: int) -> Ints:
+    """The widest stride that each group may have, were all others at their pages; bytes, shape [G]."""
+    room = allowed - demand.held(demand.pages) + BYTE
+    with np.errstate(divide="ignore", invalid="ignore"):
+        excess = np.where(demand.blocks > 0, room[:, None] / demand.blocks, np.inf).min(axis=0)
+    widest: Ints = np.floor(np.minimum(demand.pages + excess, max(largest, 0))).astype(np.int64)
+    return widest
+
+
+def _sizes(demand: Demand, alignments: Sequence[int], widest: Ints, between: tuple[int, int]) -> Ints:
+    """Sizes, ascending, above and up to the given ones that fit the group with the fewest, and every alignment."""
+    above, largest = between
+    pages = demand.pages.astype(np.int64).tolist()
+    groups = zip(pages, alignments, widest.tolist(), strict=True)
+    page, align, most = min(groups, key=lambda group: ((group[2] - group[0]) // group[1] + 1) / group[0])
+    ks = np.arange(above // most + 1, largest // page + 1)
+    first = np.maximum(cdiv(page, align), above // (ks * align) + 1)  # strides in units of the alignment
+    counts = np.maximum(0, np.minimum(most, largest // ks) // align - first + 1)
+    begins = np.repeat(first - np.cumsum(counts) + counts, counts)
+    sizes: Ints = np.repeat(ks, counts) * (begins + np.arange(counts.sum())) * align
+    suits = (sizes % math.lcm(*alignments) == 0) & (sizes >= max(pages))
+    return np.unique(sizes[suits])
+
+
+def _cuts(demand: Demand, alignments: Sequence[int], sizes: Ints, widest: Ints) -> tuple[Ints, Ints]:
+    """Sizes that fit every group, shape [n], and blocks per slab, shape [n, G].
+
+    The most blocks that fit are best. Fewer would save less of a partly used slab than they add to the blocks of one
+    request, and a pool holds more than one.
+    """
+    idle = ~demand.blocks.any(axis=0) & (
+        demand.longest == 0
+    )  # nothing is ever held there: a whole slab costs nothing
+    per_slab = np.ones((sizes.size, demand.pages.size), dtype=np.int64)
+    for group in np.flatnonzero(~idle).tolist():
+        per_slab[:, group] = _most_blocks(
+            sizes, int(demand.pages[group]), alignments[group], int(widest[group])
+        )
+        fits = per_slab[:, group] > 0
+        sizes, per_slab = sizes[fits], per_slab[fits]
+    return sizes, per_slab
+
+
+def _most_blocks(sizes: Ints, page: int, align: int, widest: int) -> Ints:
+    """The most blocks of one group that each size is cut into evenly; 0 where there is none. Shape of `sizes`.
+
+    Tried are the strides, or the numbers of blocks, whichever are fewer: at most about sqrt(size / align).
+    """
+    found, rows = np.zeros_like(sizes), np.arange(sizes.size)
+    strides = range(round_up(page, align), widest + 1, align)
+    largest = int(sizes.max(initial=0))
+    if len(strides) <= largest // page - largest // widest:
+        for stride in strides:
+            fits = sizes[rows] % stride == 0
+            found[rows[fits]] = sizes[rows[fits]] // stride
+            rows = rows[~fits]
+        return found
+    ks, least = sizes // page, np.maximum(1, -(-sizes // widest))
+    while rows.size:
+        fits = (ks >= least) & (sizes[rows] % (ks * align) == 0)
+        found[rows[fits]] = ks[fits]
+        more = (ks > least) & ~fits
+        rows, ks, least = rows[more], ks[more] - 1, least[more]
     return found
 
 
-def _least_cost(demand: Demand, slab: int, slack: float) -> float:
-    """A bound that no slab of at least so many bytes beats: the cost of its null slab, partly used slabs and tables."""
-    fewest = np.maximum(1.0, np.ceil(slab * (1 - slack) / demand.pages))
-    return float(demand.overhead(np.float64(slab), fewest))
-
-
-def _slack_from(best: float, demand: Demand) -> float:
-    """The largest stride excess that a plan cheaper than `best` could have in any one group."""
-    weights = (demand.pages * demand.blocks / np.maximum(demand.natural[:, None], 1)).mean(axis=0)
-    excess = best / np.maximum(weights, 1e-9)
-    return float(np.max(excess)) if math.isfinite(best) else 0.5
-
-
-def _windows(pages: Sequence[int], largest: int, slack: float) -> Iterator[tuple[int, int]]:
-    """The sizes at which the widest group's stride is within `slack` of its page, smallest first."""
-    widest = max(pages)
-    last = 0
-    for k in range(1, largest // widest + 1):
-        lo, hi = max(k * widest, last + 1), min(int(k * widest / (1 - slack)), largest)
-        if lo <= hi:
-            yield lo, hi
-        last = hi
-
-
-def _fitting_sizes(
-    pages: Sequence[int], alignments: Sequence[int], lo: int, hi: int, slack: float
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Sizes in [lo, hi] that fit every group, shape [n], and blocks per slab, shape [n, G]."""
-    unit = math.gcd(*alignments)
-    first = cdiv(lo, unit)
-    kinds = sorted(set(zip(pages, alignments, strict=True)))  # equal groups share a row of the sieve
-    rows = np.zeros((len(kinds), hi // unit - first + 1), dtype=np.int64)
-    for row, (page, align) in zip(rows, kinds, strict=True):
-        for k in range(max(1, int(lo * (1 - slack) // page)), hi // page + 1):
-            step = k * align
-            start = round_up(max(lo, k * page), step)
-            stop = min(hi, int(k * page / (1 - slack)))
-            if start <= stop:
-                row[start // unit - first : stop // unit - first + 1 : step // unit] = k
-    chosen = np.flatnonzero(rows.all(axis=0))
-    order = [kinds.index(kind) for kind in zip(pages, alignments, strict=True)]
-    return (chosen + first) * unit, rows[order][:, chosen].T
-
-
-def _cheapest(
-    demand: Demand,
-    sizes: npt.NDArray[np.int64],
-    per_slab: npt.NDArray[np.int64],
-    limits: Limits,
-    ceiling: Floats | None,
-) -> SlabChoice | None:
+def _cheapest(demand: Demand, sizes: Ints, per_slab: Ints, ceiling: Floats) -> SlabChoice | None:
     if not sizes.size:
         return None
     slabs, ks = sizes.astype(np.float64), per_slab.astype(np.float64)
     strides = slabs[:, None] / ks
-    legal = demand.structural_shares(strides).max(axis=1) <= limits.structural_share
-    legal &= demand.fits(slabs, ks)
-    if ceiling is not None:
-        legal &= (demand.held(strides) <= ceiling + 0.5).all(axis=1)
-    if not legal.any():
-        return None
-    costs = np.where(legal, demand.cost(slabs, ks), np.inf)
+    legal = demand.fits(slabs, ks) & (demand.held(strides) <= ceiling + BYTE).all(axis=1)
+    costs = np.where(legal, demand.cost(demand.structural_shares(strides), slabs, ks), np.inf)
     index = int(costs.argmin())
+    if costs[index] == np.inf:
+        return None
     return SlabChoice(
         slab_bytes=int(sizes[index]),
         blocks_per_slab=tuple(int(k) for k in per_slab[index]),

@@ -42,7 +42,10 @@ def test_mamba2_divides_groups_or_copies_them():
     sizes = {"heads": 24, "head_dim": 64, "groups": 4, "state": 16, "kernel": 4}
     assert shapes.mamba2(split(2), **sizes)[0][0] == (3, 12 * 64 + 2 * 2 * 16)
     assert shapes.mamba2(split(8), **sizes)[0][0] == (3, 3 * 64 + 2 * 1 * 16)
-    assert shapes.mamba2(split(3), **sizes)[0][0] == (3, 8 * 64 + 2 * 1 * 16)  # 4 groups over 3 ranks: one each
+    assert shapes.mamba2(split(3), **sizes)[0][0] == (
+        3,
+        8 * 64 + 2 * 1 * 16,
+    )  # 4 groups over 3 ranks: one each
 
 
 def test_gated_delta_net_convolves_queries_keys_and_values():

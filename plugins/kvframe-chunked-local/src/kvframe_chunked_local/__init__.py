@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kvframe import FullAttentionSpec, SpecFamily, Traits, hookimpl, replace_as
 from kvframe_chunked_local.readers import kvframe_layer_readers, kvframe_model_readers
 from kvframe_chunked_local.spec import ChunkedLocalAttentionSpec, ChunkLifetime
@@ -19,6 +22,13 @@ def _promote(spec: ChunkedLocalAttentionSpec, block_size: int | None) -> FullAtt
     return replace_as(spec.copy_with_new_block_size(block_size or spec.block_size), FullAttentionSpec)
 
 
+_HEADS: Mapping[str, Any] = {"num_kv_heads": 8, "head_size": 128, "dtype": "bfloat16"}
+_EXAMPLES = (
+    ChunkedLocalAttentionSpec(16, attention_chunk_size=512, **_HEADS),
+    ChunkedLocalAttentionSpec(16, attention_chunk_size=40, **_HEADS),  # chunks that start inside a block
+)
+
+
 @hookimpl
 def kvframe_spec_families() -> list[SpecFamily[ChunkedLocalAttentionSpec]]:
     """The family of chunked local layers."""
@@ -29,5 +39,6 @@ def kvframe_spec_families() -> list[SpecFamily[ChunkedLocalAttentionSpec]]:
             lifetime=lambda spec: ChunkLifetime(block=spec.block_size, chunk=spec.attention_chunk_size),
             promote=_promote,
             traits=Traits(event_kind="chunked_local_attention", dcp="unsupported"),
+            examples=_EXAMPLES,
         )
     ]

@@ -6,6 +6,7 @@ Both specs here are that one rule under the two names that engines use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -65,6 +66,9 @@ class KpoolTailSpec(_Ring, SlidingWindowSpec):
         return 1
 
 
+_ROW: Mapping[str, Any] = {"num_kv_heads": 1, "head_size": 512, "head_size_v": 0, "dtype": "bfloat16"}
+
+
 def _lifetime(spec: AttentionSpec) -> Lifetime:
     return Lifetime(block=spec.block_size, fixed=1, hits="free")
 
@@ -82,6 +86,10 @@ def _kpool_tail_family() -> SpecFamily[Any]:
         make_views=make_views,
         retain=None,
         paging=Paging(bucket="state"),
+        examples=(
+            KpoolTailSpec(8, sliding_window=8, **_ROW),
+            KpoolTailSpec(64, sliding_window=4, **_ROW),
+        ),
     )
 
 
@@ -96,5 +104,6 @@ def kvframe_spec_families() -> list[SpecFamily[Any]]:
         make_views=make_views,
         paging=Paging(bucket="state"),
         traits=Traits(),
+        examples=(CircularBufferSpec(8, **_ROW), CircularBufferSpec(128, **_ROW)),
     )
     return [ring, _kpool_tail_family()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvframe import Lifetime, SpecFamily, Traits, hookimpl
@@ -17,6 +18,9 @@ __all__ = [
 ]
 
 
+_HEADS: Mapping[str, Any] = {"head_size": 64, "dtype": "bfloat16"}
+
+
 @hookimpl
 def kvframe_spec_families() -> list[SpecFamily[Any]]:
     """The families of cross attention and of encoder-only layers.
@@ -29,11 +33,19 @@ def kvframe_spec_families() -> list[SpecFamily[Any]]:
             spec_type=CrossAttentionSpec,
             lifetime=lambda spec: Lifetime(block=spec.block_size, source="encoder", hits="never"),
             traits=Traits(event_kind="cross_attention"),
+            examples=(
+                CrossAttentionSpec(16, num_kv_heads=20, **_HEADS),
+                CrossAttentionSpec(16, num_kv_heads=6, dcp_sharded=False, **_HEADS),
+            ),
         ),
         SpecFamily(
             name="encoder_only",
             spec_type=EncoderOnlyAttentionSpec,
             lifetime=lambda spec: Lifetime(block=spec.block_size, fixed=0, hits="never"),
             traits=Traits(event_kind="encoder_only_attention"),
+            examples=(
+                EncoderOnlyAttentionSpec(16, num_kv_heads=12, **_HEADS),
+                EncoderOnlyAttentionSpec(64, num_kv_heads=12, **_HEADS),
+            ),
         ),
     ]

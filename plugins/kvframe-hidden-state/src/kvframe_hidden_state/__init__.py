@@ -30,5 +30,9 @@ def kvframe_spec_families() -> list[SpecFamily[HiddenStateCacheSpec]]:
             make_views=make_views,
             paging=Paging(own_group=True),
             traits=Traits(event_kind="mla_attention"),
+            examples=(
+                HiddenStateCacheSpec(16, num_kv_heads=1, head_size=2048, dtype="bfloat16"),
+                HiddenStateCacheSpec(16, num_kv_heads=3, head_size=1024, dtype="bfloat16"),
+            ),
         )
     ]

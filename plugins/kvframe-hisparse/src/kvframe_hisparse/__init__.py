@@ -9,91 +9,60 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+from kvframe import KVCacheConfig, KVCacheGroupSpec, Lifetime, Paging, SpecFamily, Traits, hookimpl
+from kvframe_hisparse.planning import (
+    INDEXER_ROLE,
+    SOURCE_ROLE,
+    kvframe_adjust_specs,
+    kvframe_group_layers,
+    kvframe_place_groups,
+    kvframe_plan_options,
+)
+from kvframe_hisparse.spec import HiSparseHotSpec, HiSparseResidentSpec, ResidentLifetime
 
-from kvframe import EngineConfig, Lifetime, Paging, SpecBase, SpecFamily, Traits, hookimpl, kv_field
-from kvframe.checks import at_least, cdiv
-
-SOURCE_ROLE = "hisparse_source"  # the group of host pages
-INDEXER_ROLE = "hisparse_indexer"  # the group of the caches that choose tokens
-
-
-@attrs.frozen(kw_only=True, repr=False)
-class _RawPages(SpecBase):
-    """Pages of a given size whose inside only the engine's own runtime knows.
-
-    Args:
-        page_size: bytes of one page, whatever the block size.
-    """
-
-    page_size: int = kv_field(validator=at_least(1))
-
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one page."""
-        return self.page_size
-
-    @property
-    def prefix_cacheable(self) -> bool:
-        """Later requests find the host's pages, not these."""
-        return False
-
-    @property
-    def has_layer_views(self) -> bool:
-        """Storage stays raw pages."""
-        return False
+__all__ = [
+    "INDEXER_ROLE",
+    "SOURCE_ROLE",
+    "HiSparseHotSpec",
+    "HiSparseResidentSpec",
+    "ResidentLifetime",
+    "hisparse_host_block_stride",
+    "hisparse_host_num_blocks",
+    "hisparse_shared_host_pool",
+    "kvframe_adjust_specs",
+    "kvframe_group_layers",
+    "kvframe_place_groups",
+    "kvframe_plan_options",
+    "kvframe_spec_families",
+]
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class HiSparseHotSpec(_RawPages):
-    """A request's hot region: the pages that chosen tokens are swapped into (contract 2.15).
-
-    Args:
-        blocks_per_request: pages of a region, all claimed at once.
-    """
-
-    blocks_per_request: int = kv_field(validator=at_least(1))
-
-    @property
-    def uses_slot_mapping(self) -> bool:
-        """The runtime decides where a token lies, not its position."""
-        return False
-
-    @property
-    def block_table_token_alignment(self) -> None:
-        """The row of the block table is not widened."""
-
-    def max_memory_usage_bytes(self, engine: EngineConfig) -> int:
-        """All pages of the region."""
-        return self.blocks_per_request * self.page_size
-
-    def max_num_blocks_per_req(self, engine: EngineConfig, max_len: int) -> int:
-        """The pages of the region, whatever the length."""
-        return self.blocks_per_request
+def hisparse_host_num_blocks(config: KVCacheConfig) -> int | None:
+    """Blocks of the host pool, the null block included; None in a plan without HiSparse (contract 2.23)."""
+    source = _source(config)
+    return config.blocks_of(source) if source else None
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class HiSparseResidentSpec(_RawPages):
-    """Pages of tokens that are not written back to the host yet (contract 2.16)."""
+def hisparse_host_block_stride(config: KVCacheConfig) -> int | None:
+    """Bytes from one block of the host pool to the next; None in a plan without HiSparse (contract 2.23)."""
+    source = _source(config)
+    return config.block_bytes_of(source) if source else None
 
-    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
-        """Pages of the tokens in flight.
 
-        Args:
-            max_in_flight_tokens: tokens that are scheduled and not settled.
-            max_model_len: tokens of the longest request.
-        """
-        return cdiv(min(max_in_flight_tokens, max_model_len), self.block_size)
+def hisparse_shared_host_pool(config: KVCacheConfig) -> bool:
+    """Whether tensor-parallel ranks map one and the same host pool (contract 2.23)."""
+    source = _source(config)
+    return source is not None and config.pools[source.pool].shared_by_ranks > 1
 
-    def max_memory_usage_bytes(self, engine: EngineConfig) -> int:
-        """Bytes of the admission bound's pages."""
-        blocks = self.max_admission_blocks_per_request(engine.max_in_flight_tokens, engine.max_model_len)
-        return blocks * self.page_size
+
+def _source(config: KVCacheConfig) -> KVCacheGroupSpec | None:
+    """The group of host pages, whatever its pool is called."""
+    return next((group for group in config.groups if group.role == SOURCE_ROLE), None)
 
 
 @hookimpl
 def kvframe_spec_families() -> list[SpecFamily[Any]]:
-    """Hot and resident pages. A resident page is given back when it is written back, which no count of tokens tells."""
+    """Hot and resident pages. The host has what they hold, or will: no prefix hit and no transfer needs them."""
     shared: dict[str, Any] = {
         "paging": Paging(scales=False, pads=False),
         "traits": Traits(transferable=False),  # both can be filled again from the host's pages
@@ -104,13 +73,21 @@ def kvframe_spec_families() -> list[SpecFamily[Any]]:
             spec_type=HiSparseHotSpec,
             lifetime=lambda spec: Lifetime(block=spec.block_size, fixed=spec.blocks_per_request, hits="free"),
             group_key=lambda spec: "hisparse_hot",
+            examples=(
+                HiSparseHotSpec(64, page_size=41_984, blocks_per_request=32),
+                HiSparseHotSpec(64, page_size=37_440, blocks_per_request=3),
+            ),
             **shared,
         ),
         SpecFamily(
             name="hisparse_resident",
             spec_type=HiSparseResidentSpec,
-            lifetime=lambda spec: Lifetime(block=spec.block_size, hits="free"),
+            lifetime=lambda spec: ResidentLifetime(block=spec.block_size, hits="free"),
             group_key=lambda spec: "hisparse_resident",
-            **shared,
+            examples=(
+                HiSparseResidentSpec(64, page_size=41_984),
+                HiSparseResidentSpec(64, page_size=37_440),
+            ),
+            **{**shared, "traits": Traits(transferable=False, freed_by_plugin=True)},
         ),
     ]

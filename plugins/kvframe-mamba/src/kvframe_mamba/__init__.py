@@ -6,7 +6,8 @@ from the states that it left at block borders.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -59,6 +60,21 @@ def _group_key(spec: MambaSpec) -> Hashable:
     return (spec.page_size_bytes, spec.tp_replicated, saved)
 
 
+_SHAPES: Mapping[str, Any] = {"shapes": ((3, 320), (2, 64, 64)), "dtypes": ("bfloat16", "float32")}
+_EXAMPLES = (
+    MambaSpec(131_072, **_SHAPES),  # one state for the request's whole life
+    MambaSpec(512, mamba_cache_mode="align", **_SHAPES),
+    MambaSpec(512, mamba_cache_mode="align", num_speculative_blocks=2, **_SHAPES),
+    MambaSpec(
+        512,
+        mamba_cache_mode="align",
+        num_prefill_checkpoint_blocks=1,
+        prefill_checkpoint_alignment=64,
+        **_SHAPES,
+    ),
+)
+
+
 def has_mamba_layers(config: KVCacheConfig) -> bool:
     """Whether any layer of a plan keeps recurrent state."""
     return config.has_family(NAME)
@@ -76,5 +92,6 @@ def kvframe_spec_families() -> list[SpecFamily[MambaSpec]]:
             make_views=make_views,
             paging=Paging(scales=False, bucket="state"),
             traits=Traits(event_kind="mamba", needs_zeroing=True),
+            examples=_EXAMPLES,
         )
     ]

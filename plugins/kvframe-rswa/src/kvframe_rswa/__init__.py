@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 import numpy as np
 
@@ -39,6 +42,13 @@ class RSWALifetime(Lifetime):
         return first, np.maximum(prompt, n - self.window) // self.block
 
 
+_HEADS: Mapping[str, Any] = {"num_kv_heads": 8, "head_size": 128, "dtype": "bfloat16"}
+_EXAMPLES = (
+    RSWASpec(16, rswa_window=256, **_HEADS),
+    RSWASpec(16, rswa_window=50, **_HEADS),  # no multiple of the block
+)
+
+
 @hookimpl
 def kvframe_spec_families() -> list[SpecFamily[RSWASpec]]:
     """The family of R-SWA layers."""
@@ -48,5 +58,6 @@ def kvframe_spec_families() -> list[SpecFamily[RSWASpec]]:
             spec_type=RSWASpec,
             lifetime=lambda spec: RSWALifetime(block=spec.block_size, window=spec.rswa_window),
             traits=Traits(event_kind="full_attention"),
+            examples=_EXAMPLES,
         )
     ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from kvframe import FullAttentionSpec, Lifetime, SpecFamily, Traits, hookimpl, kv_field
@@ -19,6 +22,13 @@ class SinkFullAttentionSpec(FullAttentionSpec):
     sink_len: int | None = kv_field(default=None, validator=optional_at_least(1))
 
 
+_HEADS: Mapping[str, Any] = {"num_kv_heads": 8, "head_size": 128, "dtype": "bfloat16"}
+_EXAMPLES = (
+    SinkFullAttentionSpec(16, sink_len=4, **_HEADS),
+    SinkFullAttentionSpec(16, sliding_window=128, **_HEADS),
+)
+
+
 @hookimpl
 def kvframe_spec_families() -> list[SpecFamily[SinkFullAttentionSpec]]:
     """The family of layers with sinks. They may share a block table with full attention: nothing dies in either."""
@@ -29,5 +39,6 @@ def kvframe_spec_families() -> list[SpecFamily[SinkFullAttentionSpec]]:
             lifetime=lambda spec: Lifetime(block=spec.block_size),
             promote=lambda spec, block_size: spec,
             traits=Traits(event_kind="sink_full_attention"),
+            examples=_EXAMPLES,
         )
     ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from kvframe import FullAttentionSpec, Paging, SpecFamily, Traits, hookimpl, replace_as
@@ -23,6 +26,14 @@ def _promote(spec: SlidingWindowSpec, block_size: int | None) -> FullAttentionSp
     return replace_as(resized, FullAttentionSpec, drop={"extra_retained_tokens"})
 
 
+_HEADS: Mapping[str, Any] = {"num_kv_heads": 8, "head_size": 128, "dtype": "bfloat16"}
+_EXAMPLES = (
+    SlidingWindowSpec(16, sliding_window=1024, **_HEADS),
+    SlidingWindowSpec(64, sliding_window=100, extra_retained_tokens=2, **_HEADS),  # no multiple of the block
+    SlidingWindowSpec(16, sliding_window=1, **_HEADS),
+)
+
+
 @hookimpl
 def kvframe_spec_families() -> list[SpecFamily[SlidingWindowSpec]]:
     """The family of sliding-window layers."""
@@ -36,5 +47,6 @@ def kvframe_spec_families() -> list[SpecFamily[SlidingWindowSpec]]:
             window=lambda spec: spec.sliding_window,
             paging=Paging(bucket="window", fallback=True),
             traits=Traits(event_kind="sliding_window", dcp="unsupported"),
+            examples=_EXAMPLES,
         )
     ]
