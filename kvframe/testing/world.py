@@ -255,12 +255,11 @@ class World:
         """What died before this step is the null block in the table."""
         running = self.rows[row]
         for g, rule in self._rules():
-            if rule.fixed is None and rule.source == "decoder" and not rule.state:
-                table = self._table(g, row)
-                alive = alive_entries(rule, running.computed, running.prompt, len(table))
-                held = np.setdiff1d(np.flatnonzero(table), alive)
-                text = f"entries {held[:4].tolist()} are dead after {running.computed} tokens and still held"
-                self._expect(not held.size, text)
+            if rule.recycles and not rule.state:
+                held = self._table(g, row) != 0
+                held[alive_entries(rule, running.computed, running.prompt, len(held))] = False
+                text = f"entries {held.nonzero()[0][:4].tolist()} are dead after {running.computed} tokens and still held"
+                self._expect(not held.any(), text)
 
     def _balance(self) -> None:
         held = {

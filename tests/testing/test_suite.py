@@ -98,7 +98,7 @@ class TestShort(kvframe.testing.SpecConformance):
 
 def test_a_plugin_is_named_by_its_distribution_or_its_entry_point(run):
     text = "from kvframe.testing import PluginConformance\n\nclass TestIt(PluginConformance):\n    plugin = {!r}\n"
-    for name in ("kvframe-sink", "kvframe_sink", "sink"):
+    for name in ("kvframe_sink", "sink"):
         done = run(text.format(name))
         # it brings no cache dtypes, so one check does not apply
         assert f"{len(PLUGIN_CHECKS) - 1} passed, 1 skipped" in done.stdout
