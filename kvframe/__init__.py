@@ -9,7 +9,7 @@ from kvframe.hookspecs import hookimpl
 from kvframe.lifetime import Lifetime
 from kvframe.merge import ANY, EQUAL, FIRST_SET, MAX, Refusal, kv_field
 from kvframe.planning import Limits, Plan, plan
-from kvframe.plugins import PluginHost, load_plugins
+from kvframe.plugins import PluginHost, load_plugins, merge_specs
 from kvframe.quant import get_kv_quant_mode, kv_cache_uses_per_token_head_scales
 from kvframe.readers import Layer, LayerContext, LayerReader, ModelConfig, ModelReader
 from kvframe.spec import (
@@ -68,6 +68,7 @@ __all__ = [
     "kv_cache_uses_per_token_head_scales",
     "kv_field",
     "load_plugins",
+    "merge_specs",
     "plan",
     "replace_as",
 ]

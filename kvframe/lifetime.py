@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvframe.checks import at_least, cdiv, one_of, optional_at_least
-from kvframe.errors import SpecError
 
 Tokens = Any  # an int, or an integer array over the batch
 
@@ -151,14 +150,3 @@ class Lifetime:
     def per_token(self) -> bool:
         """Whether holdings grow with the request's tokens at all (rings and uncached states do not)."""
         return self.fixed is None and not self.state
-
-
-def ensure_lifetime(value: object, owner: str) -> Lifetime:
-    """`value`, if it is a lifetime.
-
-    Raises:
-        SpecError: a family's rule returned something else.
-    """
-    if isinstance(value, Lifetime):
-        return value
-    raise SpecError(spec=owner, field="lifetime", value=value, rule="must return a kvframe.lifetime.Lifetime")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -105,20 +105,3 @@ def _merge_values(field: attrs.Attribute[Any], values: Mapping[str, Any]) -> Any
     if policy is FIRST_SET and len(given) == 1:
         return given[0]
     return refuse(field.alias or field.name, policy.value, values)
-
-
-def merge_or_raise(merge: Callable[[Mapping[str, S]], S | Refusal], specs: Mapping[str, S]) -> S:
-    """The merged spec.
-
-    Raises:
-        MergeError: the refusal, as an error.
-    """
-    merged = merge(specs)
-    if isinstance(merged, Refusal):
-        raise merged.error()
-    return merged
-
-
-def numbered(specs: Iterable[S]) -> dict[str, S]:
-    """Specs without layer names, named by position."""
-    return {f"layer {index}": spec for index, spec in enumerate(specs)}

@@ -30,8 +30,10 @@ from kvframe.errors import HookError, KVFrameError, MissingPluginError, PluginLo
 from kvframe.family import SpecFamily
 from kvframe.hookimpls import hook_implementations, plugin_problem, warn_of_deprecations
 from kvframe.layout import Layouts
+from kvframe.merge import Refusal
 from kvframe.readers import LayerReader, ModelReader
 
+S = TypeVar("S")
 T = TypeVar("T")
 _LOG = logging.getLogger("kvframe")
 
@@ -269,6 +271,23 @@ def load_plugins(extra: Sequence[ModuleType | object] = ()) -> PluginHost:
         PluginLoadError: KVFRAME_STRICT is set and a plugin was set aside.
     """
     return PluginHost(extra) if extra else _installed()
+
+
+def merge_specs(specs: Mapping[str, S], host: PluginHost | None = None) -> S:
+    """The layers' specs as one, where that must succeed.
+
+    Args:
+        specs: layer name to spec, at least one.
+        host: whose families merge; None: the installed plugins.
+
+    Raises:
+        MergeError: they do not merge; names the field and, per value, the layers that hold it.
+    """
+    family = (host or load_plugins()).family(next(iter(specs.values())))
+    merged: S | Refusal = family.merge(specs)
+    if isinstance(merged, Refusal):
+        raise merged.error()
+    return merged
 
 
 @functools.cache

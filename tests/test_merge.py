@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvframe import ANY, EQUAL, FIRST_SET, MAX, FullAttentionSpec, Refusal, SpecBase, kv_field
+from kvframe import ANY, EQUAL, FIRST_SET, MAX, FullAttentionSpec, Refusal, SpecBase, kv_field, merge_specs
 from kvframe.checks import optional_at_least
 from kvframe.errors import MergeError, SpecError
-from kvframe.merge import merge_fields, merge_or_raise, numbered, refuse
+from kvframe.merge import merge_fields, refuse
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -186,19 +186,22 @@ def test_any_frozen_object_merges_with_its_equals_alone():
 
 
 def test_a_merge_that_must_succeed_raises_its_refusal():
+    full = FullAttentionSpec(16, num_kv_heads=8, head_size=128, dtype="bfloat16")
+    wide = attrs.evolve(full, head_size=256)
     with pytest.raises(MergeError) as caught:
-        merge_or_raise(merge_fields, layers({"equal": 1}, {"equal": 2}))
+        merge_specs({"layer.0": full, "layer.1": wide})
     error = caught.value
-    assert (error.field, error.layers) == ("equal", {"1": ("layer.0",), "2": ("layer.1",)})
+    assert (error.field, error.layers) == ("head_size", {"128": ("layer.0",), "256": ("layer.1",)})
     assert error.kind == "spec_conflict"
     assert str(error) == (
-        "layers cannot share one spec: all layers must hold the same value. equal: 1 in layer.0; 2 in layer.1."
+        "layers cannot share one spec: all layers must hold the same value. "
+        "head_size: 128 in layer.0; 256 in layer.1."
     )
-    assert merge_or_raise(merge_fields, layers({}, {})) == Spec(16)
+    assert merge_specs({"layer.0": full, "layer.1": full}) == full
 
 
-def test_specs_without_names_are_named_by_their_place():
-    assert numbered([Spec(16), Spec(32)]) == {"layer 0": Spec(16), "layer 1": Spec(32)}
+def numbered(specs):
+    return {f"layer {index}": spec for index, spec in enumerate(specs)}
 
 
 def test_a_refusal_groups_layers_by_value_in_any_order():

@@ -19,7 +19,7 @@ from kvframe.planning.cost import BYTE, PARTLY_USED, Demand, Floats
 
 Ints = npt.NDArray[np.int64]
 
-_FIRST_LOOK = 4
+_FIRST_LOOK, _NEXT_LOOK = 1.125, 2
 """Sizes are looked at up to so many widest pages first, then up to so many times as much, and so on."""
 
 
@@ -55,9 +55,9 @@ def search_slab(
         ceiling: bytes that each row's request may hold, shape [rows].
         best: the cost to beat.
     """
-    largest = min(largest, demand.pool_bytes // (2 * demand.pages.size))
+    largest = min(largest, demand.pool_bytes // (2 * demand.pages.size), _largest_fitting(demand))
     found: SlabChoice | None = None
-    above, up_to = 0, _FIRST_LOOK * int(demand.pages.max())
+    above, up_to = 0, int(demand.pages.max() * _FIRST_LOOK)
     while True:  # small sizes first: what they cost bounds the larger ones
         allowed = _allowed_bytes(demand, ceiling, best)
         widest = _widest_strides(demand, allowed, largest)
@@ -70,7 +70,21 @@ def search_slab(
         choice = _cheapest(demand, *_cuts(demand, alignments, sizes, widest), ceiling)
         if choice is not None and choice.cost < best:
             best, found = choice.cost, choice
-        above, up_to = up_to, up_to * _FIRST_LOOK
+        above, up_to = up_to, up_to * _NEXT_LOOK
+
+
+def _largest_fitting(demand: Demand) -> int:
+    """A bound on slabs beside whose null slab one request of max_model_len fits; bytes.
+
+    In each group it takes at least its blocks' pages, and at least a slab. Shrunk until both hold: Newton's method,
+    which never falls below the bound, since what is taken is convex in the slab.
+    """
+    needs = (demand.longest * demand.pages)[demand.longest > 0]
+    slab = float(demand.pool_bytes)
+    for _ in range(needs.size + 1):
+        whole = needs <= slab
+        slab = min(slab, (demand.pool_bytes - needs[~whole].sum()) / (1.0 + whole.sum()))
+    return int(max(slab, 0.0))
 
 
 def _largest_below(demand: Demand, widest: Ints, best: float) -> int:

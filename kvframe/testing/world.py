@@ -258,7 +258,8 @@ class World:
             if rule.recycles and not rule.state:
                 held = self._table(g, row) != 0
                 held[alive_entries(rule, running.computed, running.prompt, len(held))] = False
-                text = f"entries {held.nonzero()[0][:4].tolist()} are dead after {running.computed} tokens and still held"
+                dead = held.nonzero()[0][:4].tolist()
+                text = f"entries {dead} are dead after {running.computed} tokens and still held"
                 self._expect(not held.any(), text)
 
     def _balance(self) -> None:
