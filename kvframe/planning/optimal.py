@@ -20,7 +20,7 @@ from kvframe.planning.paging import unify_pages
 from kvframe.planning.placement import check_layout
 from kvframe.planning.problem import Kind, Problem
 from kvframe.planning.sizing import bytes_per_block, stride_alignment_of
-from kvframe.planning.slabs import search_slab
+from kvframe.planning.slabs import QUICK_EFFORT, Effort, search_slab
 from kvframe.plugins import PluginHost
 
 SEARCH_BUDGET = 24
@@ -155,14 +155,15 @@ def slab_candidate(problem: Problem, layout: KVCacheLayout, ceiling: Floats, bes
     """The cheapest slab plan that beats `best` and holds no more than the ceiling, None if there is none."""
     kinds = problem.natural_kinds
     alignments = [stride_alignment_of(kind.layers.values()) for kind in kinds]
+    effort = Effort(math.inf if problem.exact else QUICK_EFFORT)
     found: Candidate | None = None
     for bound, rows in _split_options(problem, kinds):
-        if bound >= best:
+        if bound >= best or effort.left <= 0:
             break
         demand = problem.demand(kinds, rows)
         aligned = [align for align, dealt in zip(alignments, rows, strict=True) for _ in dealt]
         largest = problem.limits.slab_bytes
-        choice = search_slab(demand, aligned, largest=largest, ceiling=ceiling, best=best)
+        choice = search_slab(demand, aligned, largest=largest, ceiling=ceiling, best=best, effort=effort)
         if choice is not None:
             best = choice.cost
             found = _candidate(

@@ -19,8 +19,13 @@ from kvframe.planning.cost import BYTE, PARTLY_USED, Demand, Floats
 
 Ints = npt.NDArray[np.int64]
 
+QUICK_EFFORT = 10_000_000
+"""What a search may do that need not be exhaustive: a fraction of a second, and several times what real models take."""
+
 _FIRST_LOOK, _NEXT_LOOK = 1.125, 2
 """Sizes are looked at up to so many widest pages first, then up to so many times as much, and so on."""
+
+_AT_ONCE = 4096  # sizes, before what they cost bounds the next
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +35,22 @@ class SlabChoice:
     slab_bytes: int
     blocks_per_slab: tuple[int, ...]
     cost: float
+
+
+@attrs.define
+class Effort:
+    """Work that a search may still do. It is counted, not timed, so that a plan is the same on every machine.
+
+    Args:
+        left: sizes that may still be tried, each with one number of blocks of one group.
+    """
+
+    left: float = QUICK_EFFORT
+
+    def spend(self, tries: int) -> bool:
+        """Take so many tries; whether they were left."""
+        self.left -= tries
+        return self.left >= 0
 
 
 def smallest_slab(pages: Sequence[int], per_slab: Sequence[int], alignments: Sequence[int]) -> int:
@@ -45,6 +66,7 @@ def search_slab(
     largest: int,
     ceiling: Floats,
     best: float = math.inf,
+    effort: Effort | None = None,
 ) -> SlabChoice | None:
     """The cheapest slab for one set of groups, None if nothing within the limits beats `best`.
 
@@ -54,22 +76,25 @@ def search_slab(
         largest: bytes of the largest slab.
         ceiling: bytes that each row's request may hold, shape [rows].
         best: the cost to beat.
+        effort: what the search may do; the search spends it. None: as much as a quick one may.
     """
+    effort = Effort() if effort is None else effort
     largest = min(largest, demand.pool_bytes // (2 * demand.pages.size), _largest_fitting(demand))
     found: SlabChoice | None = None
     above, up_to = 0, int(demand.pages.max() * _FIRST_LOOK)
     while True:  # small sizes first: what they cost bounds the larger ones
-        allowed = _allowed_bytes(demand, ceiling, best)
-        widest = _widest_strides(demand, allowed, largest)
+        widest = _widest_strides(demand, _allowed_bytes(demand, ceiling, best), largest)
         largest = min(largest, _largest_below(demand, widest, best))
-        if above >= largest or (widest < demand.pages).any():
+        if above >= largest or (widest < demand.pages).any() or effort.left <= 0:
             return found
         sizes = _sizes(demand, alignments, widest, (above, min(up_to, largest)))
-        least = np.maximum(1.0, np.ceil(sizes[:, None] / widest))
-        sizes = sizes[demand.overhead(sizes.astype(np.float64), least) < best]
-        choice = _cheapest(demand, *_cuts(demand, alignments, sizes, widest), ceiling)
-        if choice is not None and choice.cost < best:
-            best, found = choice.cost, choice
+        for begin in range(0, sizes.size, _AT_ONCE):
+            some = sizes[begin : begin + _AT_ONCE]
+            least = np.maximum(1.0, np.ceil(some[:, None] / widest))
+            some = some[demand.overhead(some.astype(np.float64), least) < best]
+            choice = _cheapest(demand, *_cuts(demand, alignments, some, widest, effort), ceiling)
+            if choice is not None and choice.cost < best:
+                best, found = choice.cost, choice
         above, up_to = up_to, up_to * _NEXT_LOOK
 
 
@@ -135,7 +160,9 @@ def _sizes(demand: Demand, alignments: Sequence[int], widest: Ints, between: tup
     return np.unique(sizes[suits])
 
 
-def _cuts(demand: Demand, alignments: Sequence[int], sizes: Ints, widest: Ints) -> tuple[Ints, Ints]:
+def _cuts(
+    demand: Demand, alignments: Sequence[int], sizes: Ints, widest: Ints, effort: Effort
+) -> tuple[Ints, Ints]:
     """Sizes that fit every group, shape [n], and blocks per slab, shape [n, G].
 
     The most blocks that fit are best. Fewer would save less of a partly used slab than they add to the blocks of one
@@ -144,17 +171,19 @@ def _cuts(demand: Demand, alignments: Sequence[int], sizes: Ints, widest: Ints) 
     idle = ~demand.blocks.any(axis=0) & (
         demand.longest == 0
     )  # nothing is ever held there: a whole slab costs nothing
-    per_slab = np.ones((sizes.size, demand.pages.size), dtype=np.int64)
+    alike: dict[tuple[int, int, int], list[int]] = {}
     for group in np.flatnonzero(~idle).tolist():
-        per_slab[:, group] = _most_blocks(
-            sizes, int(demand.pages[group]), alignments[group], int(widest[group])
-        )
-        fits = per_slab[:, group] > 0
-        sizes, per_slab = sizes[fits], per_slab[fits]
+        key = (int(demand.pages[group]), alignments[group], int(widest[group]))
+        alike.setdefault(key, []).append(group)
+    per_slab = np.ones((sizes.size, demand.pages.size), dtype=np.int64)
+    for key, groups in alike.items():
+        ks = _most_blocks(sizes, *key, effort)
+        per_slab[:, groups] = ks[:, None]
+        sizes, per_slab = sizes[ks > 0], per_slab[ks > 0]
     return sizes, per_slab
 
 
-def _most_blocks(sizes: Ints, page: int, align: int, widest: int) -> Ints:
+def _most_blocks(sizes: Ints, page: int, align: int, widest: int, effort: Effort) -> Ints:
     """The most blocks of one group that each size is cut into evenly; 0 where there is none. Shape of `sizes`.
 
     Tried are the strides, or the numbers of blocks, whichever are fewer: at most about sqrt(size / align).
@@ -164,12 +193,14 @@ def _most_blocks(sizes: Ints, page: int, align: int, widest: int) -> Ints:
     largest = int(sizes.max(initial=0))
     if len(strides) <= largest // page - largest // widest:
         for stride in strides:
+            if not rows.size or not effort.spend(rows.size):
+                break
             fits = sizes[rows] % stride == 0
             found[rows[fits]] = sizes[rows[fits]] // stride
             rows = rows[~fits]
         return found
     ks, least = sizes // page, np.maximum(1, -(-sizes // widest))
-    while rows.size:
+    while rows.size and effort.spend(rows.size):
         fits = (ks >= least) & (sizes[rows] % (ks * align) == 0)
         found[rows[fits]] = ks[fits]
         more = (ks > least) & ~fits

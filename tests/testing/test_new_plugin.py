@@ -72,7 +72,7 @@ def test_a_new_plugin_installs_passes_and_plans_a_model(capsys, tmp_path, storag
     assert (target / "kvframe_made_here" / "py.typed").is_file()
 
     def call(*words, cwd=tmp_path):
-        environment = {**os.environ, "PYTHONPATH": str(target)}
+        environment = {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, check=False, env=environment, cwd=cwd
         )
