@@ -103,11 +103,10 @@ class PlanError(KVFrameError, ValueError):
     advice: str = ""
 
     def __str__(self) -> str:
-        named = list(self.layers[:4]) + (["…"] if len(self.layers) > 4 else [])
-        where = f" Layers: {', '.join(named)}." if named else ""
         what = "; ".join(f"{key}: {value}" for key, value in self.values.items())
         return (
-            f"{self.reason}.{where}{f' {what}.' if what else ''}{f' {self.advice}.' if self.advice else ''}"
+            f"{self.reason}.{_where(self.layers)}{f' {what}.' if what else ''}"
+            f"{f' {self.advice}.' if self.advice else ''}"
         )
 
 
@@ -132,10 +131,16 @@ class LayoutError(KVFrameError, ValueError):
     layout: str
     reason: str
     would_work: Sequence[str] = ()
+    layers: Sequence[str] = ()
 
     def __str__(self) -> str:
         instead = f" Layouts that would work: {', '.join(self.would_work)}." if self.would_work else ""
-        return f"layout {self.layout}: {self.reason}.{instead}"
+        return f"layout {self.layout}: {self.reason}.{_where(self.layers)}{instead}"
+
+
+def _where(layers: Sequence[str]) -> str:
+    named = list(layers[:4]) + (["…"] if len(layers) > 4 else [])
+    return f" Layers: {', '.join(named)}." if named else ""
 
 
 @attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
@@ -162,6 +167,24 @@ class InsufficientMemoryError(KVFrameError, ValueError):
             f"one request of {self.max_model_len:,} tokens needs {_size(self.needed_bytes)} of KV cache, "
             f"{_size(self.available_bytes)} are available in pool {self.pool!r} after {reserved}. {fits} "
             f"Lower --max-model-len, {advice}."
+        )
+
+
+@attrs.define(auto_exc=True, eq=False, kw_only=True, str=False)
+class SequenceLimitError(KVFrameError, ValueError):
+    """Layers of constant size, states or rings, of so many running sequences do not fit, however short these are."""
+
+    kind: ClassVar[str] = "insufficient_memory"
+    max_num_seqs: int
+    max_sequences: int
+    layers: Sequence[str]
+    pool: str = "device"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.max_num_seqs:,} sequences at once do not fit: pool {self.pool!r} holds what "
+            f"{self.max_sequences:,} sequences of any length keep all the time.{_where(self.layers)} "
+            f"Lower --max-num-seqs to {self.max_sequences:,}, or raise --memory."
         )
 
 

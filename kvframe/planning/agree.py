@@ -22,9 +22,10 @@ from kvframe.errors import (
     InsufficientMemoryError,
     KVFrameError,
 )
+from kvframe.planning.attempt import OPTIMAL
 from kvframe.planning.cost import Limits
 from kvframe.planning.exchange import gather, rank_in
-from kvframe.planning.plan import OPTIMAL, Plan, plan
+from kvframe.planning.plan import Plan, plan
 from kvframe.planning.ranks import RankBudget
 from kvframe.planning.versions import versions
 from kvframe.plugins import PluginHost, load_plugins

@@ -9,7 +9,8 @@ import attrs
 
 from kvframe.config import KVCacheConfig, KVCacheGroupSpec
 from kvframe.engine import EngineConfig
-from kvframe.planning.sizing import Bound, exact_bound
+from kvframe.planning.sequences import constant_blocks, most_at_once
+from kvframe.planning.sizing import exact_bound
 from kvframe.plugins import PluginHost
 
 
@@ -27,6 +28,8 @@ class GroupReport:
         empty_slots: layer slots of the widest group that this one leaves empty.
         blocks_per_request: the most blocks that one request of max_model_len holds.
         steady_blocks_per_request: of those, what it holds in steady decode; the rest is for tokens in flight.
+        max_sequences: requests of any length that the pool could hold, were it this group's alone; None where blocks
+            grow with length.
         pool: the pool of its blocks.
         role: the word that a plugin gave it.
     """
@@ -40,6 +43,7 @@ class GroupReport:
     empty_slots: int
     blocks_per_request: int
     steady_blocks_per_request: int
+    max_sequences: int | None
     pool: str
     role: str
 
@@ -70,12 +74,18 @@ def group_reports(
         host: who knows the families.
         kinds: layer name to the kind it is reported under.
     """
-    bound = exact_bound(host)
     slots = {name: _slots([group for group in config.groups if group.pool == name]) for name in config.pools}
     return tuple(
-        _group_report(group, slots[group.pool], config.block_bytes_of(group), engine, bound, kinds)
-        for group in config.groups
+        _group_report(group, slots[group.pool], config, engine, host, kinds) for group in config.groups
     )
+
+
+def _max_sequences(
+    group: KVCacheGroupSpec, config: KVCacheConfig, engine: EngineConfig, host: PluginHost
+) -> int | None:
+    blocks = constant_blocks(group, engine, host)
+    usable = config.pools[group.pool].usable_slabs
+    return most_at_once([(blocks, group.blocks_per_slab)], usable) if blocks else None
 
 
 def _slots(groups: Sequence[KVCacheGroupSpec]) -> int | None:
@@ -88,11 +98,12 @@ def _slots(groups: Sequence[KVCacheGroupSpec]) -> int | None:
 def _group_report(
     group: KVCacheGroupSpec,
     slots: int | None,
-    stride: int,
+    config: KVCacheConfig,
     engine: EngineConfig,
-    bound: Bound,
+    host: PluginHost,
     kinds: Mapping[str, str],
 ) -> GroupReport:
+    bound = exact_bound(host)
     counted: dict[str, int] = {}
     for layer in group.layer_names:
         counted[kinds[layer]] = counted.get(kinds[layer], 0) + 1
@@ -101,11 +112,12 @@ def _group_report(
         block_tokens=group.block_size,
         natural_page_bytes=sum(spec.unpadded_page_size_bytes for spec in group.layer_specs.values()),
         page_bytes=group.page_size_bytes,
-        stride_bytes=stride,
+        stride_bytes=config.block_bytes_of(group),
         blocks_per_slab=group.blocks_per_slab,
         empty_slots=0 if slots is None else slots - len(group.layer_specs),
         blocks_per_request=bound(group, engine),
         steady_blocks_per_request=bound(group, attrs.evolve(engine, max_in_flight_tokens=1)),
+        max_sequences=_max_sequences(group, config, engine, host),
         pool=group.pool,
         role=group.role,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from kvframe.checks import cdiv
 from kvframe.config import DEVICE
-from kvframe.errors import InsufficientMemoryError, UsageError
+from kvframe.errors import InsufficientMemoryError, SequenceLimitError, UsageError
 from kvframe.planning.plan import Plan
 
 MIB = 1 << 20
@@ -17,15 +18,11 @@ def largest_len(make: Callable[[int], Plan], longest: int) -> int:
     Args:
         make: a length to its plan; raises InsufficientMemoryError where one request does not fit.
     """
-
-    def fits(length: int) -> bool:
-        try:
-            make(length)
-        except InsufficientMemoryError:
-            return False
-        return True
-
-    return _last(fits, longest)
+    try:
+        make(longest)
+    except InsufficientMemoryError as error:
+        return error.largest_fitting_len
+    return longest
 
 
 def memory_for_requests(
@@ -42,34 +39,35 @@ def memory_for_requests(
         InsufficientMemoryError: another pool does not hold one.
     """
 
-    def too_small(mib: int) -> bool:
+    def held(mib: int) -> tuple[int, int]:
+        """Requests that fit, and what the next try should have at least."""
         try:
-            held = measure(make(mib * MIB))
+            found = measure(make(mib * MIB))
         except InsufficientMemoryError as error:
             if error.pool != DEVICE:
                 raise
-            return True
-        for pool, count in held.items():
-            if pool != DEVICE and count < wanted:
-                rule = (
-                    f"pool {pool!r} holds {count:,} at once, whatever the device has: give it a larger budget"
-                )
-                raise UsageError(option="--requests", value=wanted, rule=rule)
-        return held.get(DEVICE, wanted) < wanted
+            return 0, cdiv(error.needed_bytes, MIB)
+        except SequenceLimitError as error:
+            if error.pool != DEVICE:
+                raise
+            return 0, 0
+        _check_others(found, wanted)
+        return found.get(DEVICE, wanted), 0
 
-    enough = 1
-    while too_small(enough):
-        enough *= 2
-    return (_last(too_small, enough) + 1) * MIB
+    low, high = 0, 1
+    count, hint = held(high)
+    while count < wanted:
+        low, high = high, max(2 * high, hint)
+        count, hint = held(high)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if held(middle)[0] >= wanted else (middle, high)
+    return high * MIB
 
 
-def _last(holds: Callable[[int], bool], high: int) -> int:
-    """The largest number in [1, high] for which `holds`, 0 if none; it holds for all smaller ones too."""
-    low = 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _check_others(held: Mapping[str, int], wanted: int) -> None:
+    """Pools beside the device's hold so many requests."""
+    for pool, count in held.items():
+        if pool != DEVICE and count < wanted:
+            rule = f"pool {pool!r} holds {count:,} at once, whatever the device has: give it a larger budget"
+            raise UsageError(option="--requests", value=wanted, rule=rule)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -20,7 +21,7 @@ from kvframe.planning.paging import unify_pages
 from kvframe.planning.placement import check_layout
 from kvframe.planning.problem import Kind, Problem
 from kvframe.planning.sizing import bytes_per_block, stride_alignment_of
-from kvframe.planning.slabs import QUICK_EFFORT, Effort, search_slab
+from kvframe.planning.slabs import Effort, search_slab
 from kvframe.plugins import PluginHost
 
 SEARCH_BUDGET = 24
@@ -125,12 +126,23 @@ def engine_candidate(
 
 
 def equal_page_candidates(problem: Problem, layout: KVCacheLayout) -> Iterator[Candidate]:
-    """Plans with one page size, for every group size: what layer-outermost layouts can hold."""
-    specs = unify_pages(problem.aligned, problem.host)
-    if isinstance(specs, Refusal):
-        return
+    """Plans with one page size, for every group size: what layer-outermost layouts can hold.
+
+    The page is the largest, as engines have it, or that padded to a whole number of smaller ones, which then need no
+    padding themselves: with pages of 260 and 516 bytes, 520.
+    """
+    pages = {spec.page_size_bytes for spec in problem.aligned.values()}
+    for page in sorted({round_up(max(pages), small) for small in pages}):
+        specs = unify_pages(problem.aligned, problem.host, page)
+        if not isinstance(specs, Refusal):
+            yield from _dealt_candidates(problem, specs, page, layout)
+
+
+def _dealt_candidates(
+    problem: Problem, specs: Mapping[str, Any], page: int, layout: KVCacheLayout
+) -> Iterator[Candidate]:
+    """Plans of specs with equal pages, for every group size."""
     kinds = problem.kinds(specs)
-    page = max(spec.page_size_bytes for spec in specs.values())
     multiple = math.lcm(*{spec.block_stride_bytes_multiple for spec in specs.values()})
     step = page if layout.block_outermost else round_up(page, multiple)
     seen = set()
@@ -142,7 +154,7 @@ def equal_page_candidates(problem: Problem, layout: KVCacheLayout) -> Iterator[C
         rows = [kind.dealt(count) for kind, count in zip(kinds, counts, strict=True)]
         widest = max(sum(problem.holds(layer) for layer in row) for dealt in rows for row in dealt)
         yield _candidate(
-            f"groups of {widest}, {layout.name}",
+            f"groups of {widest}, pages of {page:,} bytes, {layout.name}",
             layout,
             problem.demand(kinds, rows),
             round_up(widest * step, multiple),
@@ -155,7 +167,7 @@ def slab_candidate(problem: Problem, layout: KVCacheLayout, ceiling: Floats, bes
     """The cheapest slab plan that beats `best` and holds no more than the ceiling, None if there is none."""
     kinds = problem.natural_kinds
     alignments = [stride_alignment_of(kind.layers.values()) for kind in kinds]
-    effort = Effort(math.inf if problem.exact else QUICK_EFFORT)
+    effort = Effort.unlimited() if problem.exact else Effort()
     found: Candidate | None = None
     for bound, rows in _split_options(problem, kinds):
         if bound >= best or effort.left <= 0:

@@ -32,29 +32,29 @@ def check_layout(groups: Sequence[KVCacheGroupSpec], layout: KVCacheLayout, pool
     if raw and not layout.block_outermost:
         raise LayoutError(
             layout=layout.name,
-            reason=f"pages without layer views ({_listed(raw)}) lie whole in their block, so blocks must be outermost",
+            reason="pages without layer views lie whole in their block, so blocks must be outermost",
             would_work=("BLHNC", "BLNHC"),
+            layers=raw,
         )
+    layers = [layer for group in own for layer in group.layer_names if layer not in raw]
     if len(pages) > 1 and not layout.block_compact:
         raise LayoutError(
             layout=layout.name,
             reason=f"pages of several sizes ({_sizes(pages)} bytes) need a layout whose pages are whole",
             would_work=("BLHNC", "BLNHC") if len(own) > 1 else ("LBHNC", "LBNHC", "BLHNC", "BLNHC"),
+            layers=layers,
         )
     if len(pages) > 1 and layout.layer_compact and len(own) > 1:
         raise LayoutError(
             layout=layout.name,
             reason=f"groups with pages of several sizes ({_sizes(pages)} bytes) need blocks outermost",
             would_work=("BLHNC", "BLNHC"),
+            layers=layers,
         )
 
 
 def _sizes(pages: set[int]) -> str:
     return ", ".join(f"{page:,}" for page in sorted(pages))
-
-
-def _listed(layers: Sequence[str]) -> str:
-    return ", ".join(layers[:2]) + (", …" if len(layers) > 2 else "")
 
 
 def place(

@@ -10,6 +10,7 @@ import attrs
 
 from kvframe.config import KVCacheConfig, KVCacheGroupSpec
 from kvframe.engine import EngineConfig
+from kvframe.planning.sequences import most_at_once
 from kvframe.planning.sizing import Bound, exact_bound
 from kvframe.plugins import PluginHost
 
@@ -108,9 +109,11 @@ def requests_at(
     config: KVCacheConfig, *, engine: EngineConfig, host: PluginHost, length: int
 ) -> dict[str, int]:
     """Whole requests of `length` tokens that fit at once beside what a pool reserves, by pool that they use."""
-    reports = pool_reports(config, engine=engine.with_max_model_len(length), host=host)
-    return {
-        pool.name: int(pool.usable_slabs / pool.slabs_per_request)
-        for pool in reports
-        if pool.slabs_per_request
-    }
+    bound, limits = exact_bound(host), engine.with_max_model_len(length)
+    found = {}
+    for name, pool in config.pools.items():
+        groups = [group for group in config.groups if group.pool == name]
+        blocks = [(bound(group, limits), group.blocks_per_slab) for group in groups]
+        if any(held for held, _ in blocks):
+            found[name] = most_at_once(blocks, pool.usable_slabs)
+    return found

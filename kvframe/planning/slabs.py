@@ -2,7 +2,7 @@
 
 A slab of S bytes fits a group with page P and stride alignment A when S = k * stride for a whole k, with the stride a
 multiple of A and at least P. The limits, and the cost to beat, say how far above its page a stride may lie. That leaves
-so few sizes that all of them are looked at: for one set of groups the search is exact.
+so few sizes that all of them can be looked at: for one set of groups the search is exact, unless its effort runs out.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from kvframe.planning.cost import BYTE, PARTLY_USED, Demand, Floats
 
 Ints = npt.NDArray[np.int64]
 
-QUICK_EFFORT = 10_000_000
-"""What a search may do that need not be exhaustive: a fraction of a second, and several times what real models take."""
-
-_FIRST_LOOK, _NEXT_LOOK = 1.125, 2
+_FIRST_LOOK, _NEXT_LOOK = 1.5, 4
 """Sizes are looked at up to so many widest pages first, then up to so many times as much, and so on."""
 
 _AT_ONCE = 4096  # sizes, before what they cost bounds the next
@@ -42,15 +39,23 @@ class Effort:
     """Work that a search may still do. It is counted, not timed, so that a plan is the same on every machine.
 
     Args:
-        left: sizes that may still be tried, each with one number of blocks of one group.
+        left: tries, each of one size with one number of blocks of one group. As given, a fraction of a second, and many
+            times what real models take.
+        steps: the most tries of one size for one group.
     """
 
-    left: float = QUICK_EFFORT
+    left: float = 10_000_000
+    steps: int = 512
 
     def spend(self, tries: int) -> bool:
         """Take so many tries; whether they were left."""
         self.left -= tries
         return self.left >= 0
+
+    @classmethod
+    def unlimited(cls) -> Effort:
+        """What an exact search may do."""
+        return cls(left=math.inf, steps=1 << 62)
 
 
 def smallest_slab(pages: Sequence[int], per_slab: Sequence[int], alignments: Sequence[int]) -> int:
@@ -176,9 +181,9 @@ def _cuts(
         key = (int(demand.pages[group]), alignments[group], int(widest[group]))
         alike.setdefault(key, []).append(group)
     per_slab = np.ones((sizes.size, demand.pages.size), dtype=np.int64)
-    for key, groups in alike.items():
+    for key in sorted(alike, key=lambda key: key[2] / key[0]):  # what fits the fewest sizes first
         ks = _most_blocks(sizes, *key, effort)
-        per_slab[:, groups] = ks[:, None]
+        per_slab[:, alike[key]] = ks[:, None]
         sizes, per_slab = sizes[ks > 0], per_slab[ks > 0]
     return sizes, per_slab
 
@@ -186,13 +191,13 @@ def _cuts(
 def _most_blocks(sizes: Ints, page: int, align: int, widest: int, effort: Effort) -> Ints:
     """The most blocks of one group that each size is cut into evenly; 0 where there is none. Shape of `sizes`.
 
-    Tried are the strides, or the numbers of blocks, whichever are fewer: at most about sqrt(size / align).
+    Tried are strides from the page on, or numbers of blocks from the most on: of two numbers with a known product, the
+    smaller one is the sooner found.
     """
     found, rows = np.zeros_like(sizes), np.arange(sizes.size)
-    strides = range(round_up(page, align), widest + 1, align)
-    largest = int(sizes.max(initial=0))
-    if len(strides) <= largest // page - largest // widest:
-        for stride in strides:
+    if cdiv(page, align) <= int(sizes.max(initial=0)) // page:
+        strides = range(round_up(page, align), widest + 1, align)
+        for stride in strides[: effort.steps]:
             if not rows.size or not effort.spend(rows.size):
                 break
             fits = sizes[rows] % stride == 0
@@ -200,7 +205,9 @@ def _most_blocks(sizes: Ints, page: int, align: int, widest: int, effort: Effort
             rows = rows[~fits]
         return found
     ks, least = sizes // page, np.maximum(1, -(-sizes // widest))
-    while rows.size and effort.spend(rows.size):
+    for _ in range(effort.steps):
+        if not rows.size or not effort.spend(rows.size):
+            break
         fits = (ks >= least) & (sizes[rows] % (ks * align) == 0)
         found[rows[fits]] = ks[fits]
         more = (ks > least) & ~fits
