@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -65,32 +65,42 @@ def align_state_pages(
     if not kernel_block_sizes:
         rule = "must name at least one block size that the attention backends can index"
         raise UsageError(option="kernel_block_sizes", value=list(kernel_block_sizes), rule=rule)
-    states = {layer: spec for layer, spec in specs.items() if _is_state(spec, host)}
-    tokens = {layer: spec for layer, spec in specs.items() if _stores_tokens(spec, host)}
-    lifetimes = {layer: host.family(spec).lifetime(spec) for layer, spec in states.items()}
-    aligned = dict(specs)
-    for layer, spec in states.items():
-        if not lifetimes[layer].state:
-            aligned[layer] = spec.copy_with_new_block_size(max_model_len)
+    states = {spec for spec in set(specs.values()) if _is_state(spec, host)}
+    tokens = {spec for spec in set(specs.values()) if _stores_tokens(spec, host)}
+    lifetimes = {spec: host.family(spec).lifetime(spec) for spec in states}
     if not states or not tokens:
-        return aligned
+        uncached = {spec for spec in states if not lifetimes[spec].state}
+        return changed(specs, uncached, lambda spec: spec.copy_with_new_block_size(max_model_len))
     block = aligned_block(
-        max(spec.unpadded_page_size_bytes for spec in states.values()),
-        max(Fraction(spec.unpadded_page_size_bytes, spec.block_size) for spec in tokens.values()),
+        max(spec.unpadded_page_size_bytes for spec in states),
+        max(Fraction(spec.unpadded_page_size_bytes, spec.block_size) for spec in tokens),
         block_size=block_size,
         kernel_block=max(
-            min(kernel_block_sizes), *(host.family(spec).paging.kernel_block for spec in tokens.values())
+            min(kernel_block_sizes), *(host.family(spec).paging.kernel_block for spec in tokens)
         ),
         exports=[lifetime.export for lifetime in lifetimes.values() if lifetime.export],
     )
+    page = max(spec.copy_with_new_block_size(block).page_size_bytes for spec in tokens)
+
+    def aligned(spec: Any) -> Any:
+        if spec in tokens:
+            return spec.copy_with_new_block_size(block)
+        wider = spec.copy_with_new_block_size(block if lifetimes[spec].state else max_model_len)
+        return attrs.evolve(wider, page_size_padded=None if spec.unpadded_page_size_bytes == page else page)
+
+    return changed(specs, states | tokens, aligned)
+
+
+def changed(specs: Mapping[str, Any], which: Container[Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Specs by layer with `change` applied to some, once a spec: a model has many layers and few specs."""
+    made: dict[Any, Any] = {}
+    result = {}
     for layer, spec in specs.items():
-        if layer in tokens or (layer in states and lifetimes[layer].state):
-            aligned[layer] = spec.copy_with_new_block_size(block)
-    page = max(aligned[layer].page_size_bytes for layer in tokens)
-    for layer, spec in states.items():
-        padded = None if spec.unpadded_page_size_bytes == page else page
-        aligned[layer] = attrs.evolve(aligned[layer], page_size_padded=padded)
-    return aligned
+        key = (spec, getattr(spec, "is_draft", False))  # what equality leaves out
+        if key not in made:
+            made[key] = change(spec) if spec in which else spec
+        result[layer] = made[key]
+    return result
 
 
 def _is_state(spec: Any, host: PluginHost) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -126,23 +125,12 @@ def engine_candidate(
 
 
 def equal_page_candidates(problem: Problem, layout: KVCacheLayout) -> Iterator[Candidate]:
-    """Plans with one page size, for every group size: what layer-outermost layouts can hold.
-
-    The page is the largest, as engines have it, or that padded to a whole number of smaller ones, which then need no
-    padding themselves: with pages of 260 and 516 bytes, 520.
-    """
-    pages = {spec.page_size_bytes for spec in problem.aligned.values()}
-    for page in sorted({round_up(max(pages), small) for small in pages}):
-        specs = unify_pages(problem.aligned, problem.host, page)
-        if not isinstance(specs, Refusal):
-            yield from _dealt_candidates(problem, specs, page, layout)
-
-
-def _dealt_candidates(
-    problem: Problem, specs: Mapping[str, Any], page: int, layout: KVCacheLayout
-) -> Iterator[Candidate]:
-    """Plans of specs with equal pages, for every group size."""
+    """Plans with one page size, for every group size: what layer-outermost layouts can hold."""
+    specs = unify_pages(problem.aligned, problem.host)
+    if isinstance(specs, Refusal):
+        return
     kinds = problem.kinds(specs)
+    page = max(spec.page_size_bytes for spec in specs.values())
     multiple = math.lcm(*{spec.block_stride_bytes_multiple for spec in specs.values()})
     step = page if layout.block_outermost else round_up(page, multiple)
     seen = set()
@@ -154,7 +142,7 @@ def _dealt_candidates(
         rows = [kind.dealt(count) for kind, count in zip(kinds, counts, strict=True)]
         widest = max(sum(problem.holds(layer) for layer in row) for dealt in rows for row in dealt)
         yield _candidate(
-            f"groups of {widest}, pages of {page:,} bytes, {layout.name}",
+            f"groups of {widest}, {layout.name}",
             layout,
             problem.demand(kinds, rows),
             round_up(widest * step, multiple),

@@ -13,25 +13,17 @@ from kvframe.merge import Refusal, refuse
 from kvframe.plugins import PluginHost
 
 
-def unify_pages(
-    specs: Mapping[str, Any], host: PluginHost, target: int | None = None
-) -> dict[str, Any] | Refusal:
-    """The specs with every page equally large: larger blocks where they fit exactly, else padding.
-
-    Args:
-        specs: layer name to spec.
-        host: who knows the families.
-        target: bytes of the page; None: of the largest.
+def unify_pages(specs: Mapping[str, Any], host: PluginHost) -> dict[str, Any] | Refusal:
+    """The specs with every page as large as the largest: larger blocks where they fit exactly, else padding.
 
     Returns:
         layer name to spec, or a Refusal naming the layers whose page can be neither scaled nor padded.
     """
-    if target is None:
-        target = max(spec.page_size_bytes for spec in specs.values())
+    target = max(spec.page_size_bytes for spec in specs.values())
     unified = {layer: _resized(spec, target, host) for layer, spec in specs.items()}
     stuck = {layer: specs[layer].page_size_bytes for layer, spec in unified.items() if spec is None}
     if stuck:
-        rule = f"its page must divide {target} bytes, or be of a kind that can be padded"
+        rule = f"its page must divide {target} bytes, the largest, or be of a kind that can be padded"
         return refuse("page_size_bytes", rule, stuck)
     return unified
 

@@ -14,7 +14,7 @@ from kvframe.checks import cdiv
 from kvframe.config import KVCacheGroupSpec
 from kvframe.engine import EngineConfig
 from kvframe.lifetime import Lifetime
-from kvframe.planning.alignment import align_state_pages
+from kvframe.planning.alignment import align_state_pages, changed
 from kvframe.planning.cost import BYTE, LENGTHS, Demand, Floats, Limits
 from kvframe.planning.ranks import project
 from kvframe.plugins import PluginHost
@@ -96,7 +96,8 @@ class Problem:
     @cached_property
     def aligned(self) -> Specs:
         """The specs with one page for tokens and states, as layouts with equal pages need them."""
-        tokens = [spec.block_size for spec in self.specs.values() if self.host.family(spec).paging.scales]
+        distinct = set(self.specs.values())
+        tokens = [spec.block_size for spec in distinct if self.host.family(spec).paging.scales]
         return align_state_pages(
             self.specs,
             host=self.host,
@@ -107,11 +108,9 @@ class Problem:
     @cached_property
     def natural_specs(self) -> Specs:
         """The model's specs, nothing padded; cached states at the borders that the aligned plan has."""
-        states = {layer for layer, spec in self.specs.items() if self.host.family(spec).lifetime(spec).state}
-        return {
-            layer: spec.copy_with_new_block_size(self.aligned[layer].block_size) if layer in states else spec
-            for layer, spec in self.specs.items()
-        }
+        states = {s for s in set(self.specs.values()) if self.host.family(s).lifetime(s).state}
+        blocks = {spec: self.aligned[layer].block_size for layer, spec in self.specs.items()}
+        return changed(self.specs, states, lambda spec: spec.copy_with_new_block_size(blocks[spec]))
 
     @cached_property
     def natural_kinds(self) -> list[Kind]:

@@ -90,7 +90,7 @@ def search_slab(
     while True:  # small sizes first: what they cost bounds the larger ones
         widest = _widest_strides(demand, _allowed_bytes(demand, ceiling, best), largest)
         largest = min(largest, _largest_below(demand, widest, best))
-        if above >= largest or (widest < demand.pages).any() or effort.left <= 0:
+        if max(above, demand.pages.max()) > largest or (widest < demand.pages).any() or effort.left <= 0:
             return found
         sizes = _sizes(demand, alignments, widest, (above, min(up_to, largest)))
         for begin in range(0, sizes.size, _AT_ONCE):
@@ -162,7 +162,8 @@ def _sizes(demand: Demand, alignments: Sequence[int], widest: Ints, between: tup
     begins = np.repeat(first - np.cumsum(counts) + counts, counts)
     sizes: Ints = np.repeat(ks, counts) * (begins + np.arange(counts.sum())) * align
     suits = (sizes % math.lcm(*alignments) == 0) & (sizes >= max(pages))
-    return np.unique(sizes[suits])
+    ordered = np.sort(sizes[suits])  # not np.unique, which brings masked arrays along at start-up
+    return ordered[np.flatnonzero(np.diff(ordered, prepend=-1))]
 
 
 def _cuts(
