@@ -3,9 +3,9 @@
     python benchmarks/planner.py [--json] [--memory-gib 40] [--runs 7]
 
 Every model of tests/data/models, and three mixes, are planned from their specs (bfloat16, blocks of 16 tokens, requests
-of up to 131,072 tokens). Where one such request does not fit, the pool is twice as large. The bar is 50 ms a plan, the
-median of the runs in thread CPU time. A mix of four kinds may take longer: it is listed. The exit code is 1 when a model
-misses the bar.
+of up to 131,072 tokens). Where one such request does not fit, the pool is twice as large. The bar is 50 ms a plan,
+median of the runs in thread CPU time. A mix of four kinds may take longer: it is listed. The exit code is 1 when a
+model misses the bar.
 """
 
 from __future__ import annotations
