@@ -5,7 +5,6 @@ Each class subclasses the fitting builtin, so `except ValueError` keeps working,
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,6 +16,8 @@ GIB = 1 << 30
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` was most likely meant to be, or None."""
+    import difflib  # only a wrong name needs it, and every start would pay
+
     match = difflib.get_close_matches(name, list(known), n=1)
     return match[0] if match else None
 

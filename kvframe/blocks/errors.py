@@ -20,3 +20,8 @@ class BlockError(KVFrameError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.what} = {self.value!r}: {self.rule}."
+
+
+def not_held(block: int) -> BlockError:
+    """The error for a block that is given back and that nobody holds."""
+    return BlockError(what="block", value=block, rule="nobody holds it, so it cannot be given back")

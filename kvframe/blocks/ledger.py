@@ -60,11 +60,6 @@ class Ledger:
         self.registered_at = tuple(items(row) for row in self.registered)
 
     @property
-    def num_running(self) -> int:
-        """Rows that hold a request."""
-        return self.rows - len(self._free_rows)
-
-    @property
     def has_room(self) -> bool:
         """Whether a row is free."""
         return bool(self._free_rows)

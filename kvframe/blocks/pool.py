@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvframe.blocks.arrays import FEW, items
-from kvframe.blocks.errors import BlockError
+from kvframe.blocks.errors import BlockError, not_held
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import EvictionPolicy
 
@@ -132,9 +132,7 @@ class BlockPool:
         for block in blocks:
             left = refs[block] - 1
             if left < 0:
-                raise BlockError(
-                    what="block", value=block, rule="nobody holds it, so it cannot be given back"
-                )
+                raise not_held(block)
             refs[block] = left
             if left == 0:
                 free.append(block)

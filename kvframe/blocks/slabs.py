@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvframe.blocks.arrays import items
-from kvframe.blocks.errors import BlockError
+from kvframe.blocks.errors import not_held
 from kvframe.blocks.pool import check_block_ids
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import EvictionPolicy
@@ -267,9 +267,7 @@ class SlabPool:
         for block in blocks:
             left = refs[block] - 1
             if left < 0:
-                raise BlockError(
-                    what="block", value=block, rule="nobody holds it, so it cannot be given back"
-                )
+                raise not_held(block)
             refs[block] = left
             if left == 0:
                 self._rest(group, block, block // k)

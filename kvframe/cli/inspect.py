@@ -11,7 +11,7 @@ import click
 from kvframe.cli.model import load_model, model_options
 from kvframe.cli.options import size_text
 from kvframe.cli.output import console, table
-from kvframe.models import inspect_model
+from kvframe.models import inspect_model, read_config
 from kvframe.plugins import load_plugins
 
 
@@ -26,8 +26,9 @@ def command(
     CONFIG is a Hugging Face config.json, or a folder that holds one.
     """
     host = load_plugins()
-    source, model = load_model(
-        config,
+    source = read_config(config)
+    model = load_model(
+        source,
         host,
         cache_dtype=cache_dtype,
         state_dtype=state_dtype,

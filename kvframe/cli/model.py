@@ -11,7 +11,7 @@ import click
 
 from kvframe.dtypes import CacheDType, ScaleStorage, element_size
 from kvframe.errors import MissingScalesError, UsageError
-from kvframe.models import ModelSpecs, max_model_len, model_dtype, model_specs, read_config
+from kvframe.models import ModelSpecs, max_model_len, model_dtype, model_specs
 from kvframe.plugins import PluginHost
 from kvframe.readers import ModelConfig, ReadOptions
 
@@ -44,7 +44,7 @@ def model_options(function: F) -> F:
 
 
 def load_model(
-    path: Path,
+    config: ModelConfig,
     host: PluginHost,
     *,
     cache_dtype: str,
@@ -53,15 +53,14 @@ def load_model(
     block_size: int = 16,
     longest: int | None = None,
     caching: bool = True,
-) -> tuple[ModelConfig, ModelSpecs]:
-    """Read a config.json and turn its layers into specs.
+) -> ModelSpecs:
+    """Turn a config's layers into specs.
 
     Raises:
-        ModelConfigError: the file or a field in it cannot be right.
+        ModelConfigError: a field in it cannot be right.
         MissingPluginError: a layer kind needs a plugin that is not in use.
         UnknownCacheDTypeError: nobody knows the cache dtype.
     """
-    config = read_config(path)
     if state_dtype is not None:
         element_size(state_dtype)
     options = ReadOptions(
@@ -73,7 +72,7 @@ def load_model(
         tp=tensor_parallel_size,
         caching=caching,
     )
-    return config, model_specs(config, host, options)
+    return model_specs(config, host, options)
 
 
 def length_of(config: ModelConfig, given: int | None) -> int:

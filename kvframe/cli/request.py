@@ -43,10 +43,11 @@ class PlanRequest:
         Raises:
             KVFrameError: the config or an option cannot be right.
         """
-        length = length_of(read_config(path), options["max_model_len"])
+        source = read_config(path)
+        length = length_of(source, options["max_model_len"])
         caching = not options["no_prefix_caching"]
-        source, model = load_model(
-            path,
+        model = load_model(
+            source,
             host,
             cache_dtype=options["cache_dtype"],
             state_dtype=options["state_dtype"],

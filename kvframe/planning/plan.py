@@ -97,6 +97,7 @@ def plan(
     families = {layer: host.family(spec).name for layer, spec in found.specs.items()}
     report = make_report(
         found.configs,
+        found.groups,
         problem=found.problem,
         strategy=strategy,
         chosen=found.chosen,

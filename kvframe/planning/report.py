@@ -155,6 +155,7 @@ class PlanReport:
 
 def make_report(
     configs: Sequence[KVCacheConfig],
+    groups: Sequence[KVCacheGroupSpec],
     *,
     problem: Problem,
     strategy: str,
@@ -167,6 +168,7 @@ def make_report(
 
     Args:
         configs: one for each pipeline stage.
+        groups: those of the whole model.
         problem: what was planned, on the stage that decides.
         chosen: the plan taken.
         compared: all plans that it was compared with.
@@ -174,15 +176,11 @@ def make_report(
         stages: numbers of each pipeline stage.
     """
     host, engine = problem.host, problem.engine
-    config = (
-        configs[min(range(len(configs)), key=lambda i: int(stages[i]["num_blocks"]))]
-        if stages
-        else configs[0]
-    )
+    config, _ = min(zip(configs, stages, strict=True), key=lambda pair: int(pair[1]["num_blocks"]))
     pool = config.pools[DEVICE]
     reports = group_reports(config, engine=engine, host=host, kinds=kinds)
     by_kind: dict[str, list[tuple[KVCacheGroupSpec, GroupReport, str]]] = {}
-    for whole, report in zip(chosen.build(), reports, strict=True):
+    for whole, report in zip(groups, reports, strict=True):
         for kind, layer in {kinds[layer]: layer for layer in whole.layer_names}.items():
             by_kind.setdefault(kind, []).append((whole, report, layer))
     return PlanReport(

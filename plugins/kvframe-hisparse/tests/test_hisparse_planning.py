@@ -12,6 +12,7 @@ from kvframe import EngineConfig, FullAttentionSpec, load_plugins, plan
 from kvframe.cli import cli
 from kvframe.cli.model import load_model
 from kvframe.errors import InsufficientMemoryError, LayoutError, PlanError, SpecError, UsageError
+from kvframe.models import read_config
 from kvframe.planning.inverse import largest_len
 from kvframe.serialise import from_json, to_json
 from kvframe.verify import verify
@@ -433,7 +434,7 @@ def test_a_config_says_who_leads_and_how_many_tokens_are_chosen(tmp_path):
     path = tmp_path / "config.json"
     shared = {"model_type": "glm_moe_dsa", "num_hidden_layers": 4, "indexer_types": ["full", "shared"] * 2}
     path.write_text(json.dumps({**V32, **shared}))
-    _, read = load_model(path, HOST, cache_dtype="auto", state_dtype=None, tensor_parallel_size=1)
+    read = load_model(read_config(path), HOST, cache_dtype="auto", state_dtype=None, tensor_parallel_size=1)
     latent = [spec for layer, spec in read.specs.items() if layer.endswith("attn")]
     assert [spec.is_index_group_leader for spec in latent] == [True, False, True, False]
     assert {spec.topk_buffer_width for spec in latent} == {2_048}
