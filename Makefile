@@ -80,6 +80,9 @@ $(STAMPS)/plugins: FORCE | $(STAMPS)/venv
 $(STAMPS)/setup: $(MANIFESTS) constraints.txt $(STAMPS)/plugins
 	@echo 'Installing kvframe $(notdir $(PLUGINS))'
 	@$(PIP) --no-build-isolation -e '.[report]' $(PLUGINS:%=-e %)
+	@# pip compiles what it copies, not what it links to: without this every start compiles kvframe anew where writing
+	@# bytecode is switched off.
+	@$(BIN)/python -m compileall -q kvframe $(PLUGINS:%=%/src)
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/setup
