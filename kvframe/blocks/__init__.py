@@ -2,6 +2,7 @@
 
 from kvframe.blocks.config import BlockConfig, GroupBlocks
 from kvframe.blocks.errors import BlockError
+from kvframe.blocks.from_plan import block_config
 from kvframe.blocks.hashing import ExtraKeys, MultiModalItem, TokenChain
 from kvframe.blocks.hits import Hit
 from kvframe.blocks.manager import KVCacheManager
@@ -37,5 +38,6 @@ __all__ = [
     "SlabPool",
     "StepResult",
     "TokenChain",
+    "block_config",
     "chunk_stops",
 ]
