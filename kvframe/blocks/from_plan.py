@@ -26,7 +26,8 @@ def block_config(
     """The manager's configuration for one pool of a plan. Lengths are tokens.
 
     A group keeps its place among the pool's groups and is named after it and its families ("1-mamba"). Draft layers
-    mark all groups with an equal spec (contract 6.6). Prefix caching is off where no group has keyed hits.
+    mark all groups with an equal spec (contract 6.6). Prefix caching is off where no group has keyed hits or one forbids
+    hits.
 
     Args:
         config: the plan of one rank.
@@ -62,13 +63,14 @@ def block_config(
         )
         for index, group in members
     )
+    caching = any(group.keyed for group in groups) and all(g.lifetime.hits != "never" for g in groups)
     given: dict[str, Any] = {
         "groups": groups,
         "num_blocks": slabs,
         "max_model_len": engine.max_model_len,
         "max_in_flight_tokens": engine.max_in_flight_tokens,
         "max_encoder_tokens": engine.max_encoder_tokens,
-        "prefix_caching": engine.prefix_caching and any(group.keyed for group in groups),
+        "prefix_caching": engine.prefix_caching and caching,
         "retention_interval": config.prefix_cache_retention_interval,
         "draft_drop": engine.draft_drop,
         "prefill_lookahead": engine.prefill_lookahead,

@@ -76,6 +76,9 @@ def test_zeroed_where_the_family_asks_or_precisions_mix():
 def test_without_keyed_groups_there_is_no_prefix_cache():
     uncached = attrs.evolve(STATE, mamba_cache_mode="none")
     assert not block_config(plan_of(group_of({"s": uncached})), ENGINE, host=HOST).prefix_caching
+    # a running state forbids hits beside it too, and its block of the longest request is nobody's hash unit
+    beside = plan_of(group_of({"s": uncached}), group_of({"a": FULL}), hash_block_size=uncached.block_size)
+    assert not block_config(beside, ENGINE, host=HOST).prefix_caching
     engine = EngineConfig(max_model_len=64, prefix_caching=False)
     assert not block_config(plan_of(group_of({"a": FULL})), engine, host=HOST).prefix_caching
 
