@@ -26,8 +26,8 @@ def block_config(
     """The manager's configuration for one pool of a plan. Lengths are tokens.
 
     A group keeps its place among the pool's groups and is named after it and its families ("1-mamba"). Draft layers
-    mark all groups with an equal spec (contract 6.6). Prefix caching is off where no group has keyed hits or one forbids
-    hits.
+    mark all groups with an equal spec (contract 6.6). Prefix caching is off where no group has keyed hits, or one
+    forbids hits.
 
     Args:
         config: the plan of one rank.
