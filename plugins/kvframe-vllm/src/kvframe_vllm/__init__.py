@@ -1,0 +1,3 @@
+"""A running vLLM plans and manages its KV cache with kvframe."""
+
+from __future__ import annotations
