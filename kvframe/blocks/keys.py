@@ -60,6 +60,12 @@ class KeyIndex:
         """The group of a block's key, -1 if it has none."""
         return self._group_at[block]
 
+    def keys_of(self, blocks: list[int]) -> list[tuple[int, Digests]]:
+        """The hashes of those of the blocks that have a key, by the group of the key."""
+        ids = np.array(blocks, np.intp)
+        groups = self._group.take(ids)
+        return [(int(g), self._words[ids[groups == g]]) for g in np.unique(groups[groups >= 0])]
+
     # --- one block ---
 
     def add(self, block: int, group: int, digest: bytes | bytearray) -> None:

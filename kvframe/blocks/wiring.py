@@ -1,0 +1,62 @@
+"""Wiring: the block manager's parts, made and joined. Resizing joins them anew with another pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvframe.blocks.admission import Admitter
+from kvframe.blocks.config import BlockConfig
+from kvframe.blocks.forks import Forker, RollBack
+from kvframe.blocks.hashing import block_hash
+from kvframe.blocks.hits import HitSearch
+from kvframe.blocks.keying import Keying, StateNotes
+from kvframe.blocks.ledger import Ledger
+from kvframe.blocks.making import make_pool
+from kvframe.blocks.pool import Pool
+from kvframe.blocks.prefix import PrefixCache
+from kvframe.blocks.queues import EvictionPolicy
+from kvframe.blocks.rowops import RowOps
+from kvframe.blocks.rules import group_rule
+from kvframe.blocks.stepping import Stepper
+from kvframe.blocks.tables import BlockTables
+from kvframe.blocks.tails import Tails
+from kvframe.blocks.watching import Watcher
+
+
+class Wiring:
+    """What a manager is made of.
+
+    Args:
+        config: groups and limits.
+        policies: eviction policies by name, beside kvframe's own.
+        watcher: told of keys and tokens.
+    """
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        policies: Mapping[str, EvictionPolicy] | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.policies = dict(policies or {})
+        self._hash = block_hash(config.hash_name)
+        # Where hits are forbidden no key can be looked up, so nobody is told of any.
+        self._watcher = watcher if config.reads_cache else None
+        rules = tuple(group_rule(config, g) for g in range(len(config.groups)))
+        pool, cache = make_pool(config, self.policies, self._watcher)
+        self._rules, self._notes = rules, StateNotes()
+        self.tables = BlockTables(config.max_requests, [rule.width for rule in rules])
+        self.ledger = Ledger(config, rules)
+        self._tails = Tails(self.ledger, config)
+        self.join(config, pool, cache)
+
+    def join(self, config: BlockConfig, pool: Pool, cache: PrefixCache | None) -> None:
+        """Let the rows as they are go on with this pool and this cache."""
+        self.config, self.pool, self.cache = config, pool, cache
+        rules, ledger, tables, notes = self._rules, self.ledger, self.tables, self._notes
+        self._ops = RowOps(config, rules, ledger, tables, pool, cache, notes)
+        self._keying = Keying(config, rules, ledger, tables, cache, notes)
+        self._search = HitSearch(config, cache)
+        self._admitter = Admitter(self._ops, self._keying, self._search)
+        self._stepper = Stepper(self._ops, self._keying, self._tails)
+        self._forker, self._roll_back = Forker(self._ops), RollBack(self._ops, self._keying)
