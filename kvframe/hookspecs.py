@@ -182,6 +182,23 @@ def kvframe_allocate_buffer(pool: str, nbytes: int, device: str) -> torch.Tensor
     """
 
 
+# --- when a block manager starts -------------------------------------------------------------------------------------
+
+
+@hookspec(_SINCE_0_1)
+def kvframe_block_event_sinks(config: Any) -> Sequence[Callable[[Any], Any]]:
+    """Functions that get every `kvframe.events.EventBatch`; one with a `close` method is closed at the end.
+
+    Runs when a manager with events starts; all are collected, in the order of plugin names, and called in that order
+    once a step at most. A sink that raises makes `Recorder.publish` raise after the others have got the batch.
+
+    Args:
+        config: the `kvframe.events.EventConfig` that the engine asked for; a plugin finds its own settings in
+            `config.extras`, and answers with nothing where it is not wanted.
+    """
+    raise NotImplementedError
+
+
 # --- at the start of the command line --------------------------------------------------------------------------------
 
 

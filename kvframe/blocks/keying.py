@@ -92,7 +92,7 @@ class Keying:
             return False
         held = self.tables.get(g, row, entry)
         if held:
-            self.cache.add_first(g, held, chain.digests[at - DIGEST_BYTES : at], block)
+            self.cache.add_first(g, held, chain.digests[at - DIGEST_BYTES : at], block, row, end)
         registered[row] = entry + 1
         self.ledger.key_at[g][row] = end + block
         return True
@@ -118,14 +118,15 @@ class Keying:
 
     def _key_many(self, rule: GroupRule, row: int, start: int, stop: int) -> bool:
         cache = self.cache
-        if cache is None or cache.watcher is not None or rule.state:
+        if cache is None or rule.state:
             return False
         blocks = self.tables.row(rule.index, row)[start:stop].astype(np.intp)
         used = blocks.nonzero()[0]
         if cache.index_of[rule.index].keyed(blocks[used]).any():
             return False
         digests = self.ledger.request(row).chain.view(rule.block)[start:stop]
-        cache.add_whole(rule.index, blocks[used], digests[used])
+        ends = (used + (start + 1)) * rule.block
+        cache.add_whole(rule.index, blocks[used], digests[used], row, ends)
         return True
 
     def _key(self, rule: GroupRule, row: int, entry: int, position: int) -> None:
@@ -136,7 +137,8 @@ class Keying:
             return
         at = position // chain.unit * DIGEST_BYTES
         digest = bytes(chain.digests[at - DIGEST_BYTES : at])
-        if self.cache.add(g, block, digest, position - entry * rule.block, rule.block) and rule.state:
+        covers = position - entry * rule.block
+        if self.cache.add(g, block, digest, covers, rule.block, row, position) and rule.state:
             self.notes.keyed_now.add((g, block))
 
     def _register_state(self, rule: GroupRule, publishing: Publishing, row: int, count: int) -> None:

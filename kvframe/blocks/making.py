@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.pool import BlockPool, Pool
-from kvframe.blocks.prefix import PrefixCache, Watcher
+from kvframe.blocks.prefix import KeyWatcher, PrefixCache
 from kvframe.blocks.queues import EvictionPolicy, builtin_policies
 from kvframe.blocks.slabs import SlabPool
 from kvframe.errors import SpecError
 
 
 def make_pool(
-    config: BlockConfig, policies: Mapping[str, EvictionPolicy], watcher: Watcher | None
+    config: BlockConfig, policies: Mapping[str, EvictionPolicy], watcher: KeyWatcher | None
 ) -> tuple[Pool, PrefixCache | None]:
     """The pool, and the cache of what its blocks hold; None without prefix caching.
 

@@ -8,26 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.admission import Admitter
 from kvframe.blocks.config import BlockConfig
-from kvframe.blocks.forks import Forker, RollBack
-from kvframe.blocks.hashing import NO_EXTRA_KEYS, ExtraKeys, TokenChain, block_hash
-from kvframe.blocks.hits import Hit, HitSearch
-from kvframe.blocks.keying import Keying, StateNotes
-from kvframe.blocks.ledger import Ledger
-from kvframe.blocks.making import make_pool
-from kvframe.blocks.prefix import Watcher
+from kvframe.blocks.hashing import NO_EXTRA_KEYS, ExtraKeys, TokenChain, as_tokens
+from kvframe.blocks.hits import Hit
 from kvframe.blocks.queues import EvictionPolicy
 from kvframe.blocks.requests import Admission, BlockRequest
 from kvframe.blocks.results import Copy, Deferred, HitLimit, Refused, Served, StepResult
-from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import group_rule
-from kvframe.blocks.stepping import Stepper
-from kvframe.blocks.tables import BlockTables
-from kvframe.blocks.tails import Tails
+from kvframe.blocks.watching import Watcher
+from kvframe.blocks.wiring import Wiring
 
 
-class KVCacheManager:
+class KVCacheManager(Wiring):
     """The scheduler's side of the KV cache. It knows groups by their lifetimes and nothing of what they store.
 
     A step of an engine is `step` for what runs, then `admit` for what waits, `take_copies` and `take_fresh` for the
@@ -36,7 +27,7 @@ class KVCacheManager:
     Args:
         config: groups and limits.
         policies: eviction policies by name, beside kvframe's own: `PluginHost.eviction_policies`.
-        watcher: called with ("stored" | "removed", group, hash) as keys come and go; None costs nothing.
+        watcher: told of keys and tokens as they come and go, such as `kvframe.events.Recorder`; None costs nothing.
 
     Raises:
         SpecError: the configuration names an unknown hash or eviction policy.
@@ -48,20 +39,9 @@ class KVCacheManager:
         policies: Mapping[str, EvictionPolicy] | None = None,
         watcher: Watcher | None = None,
     ) -> None:
-        self.config = config
-        self._hash = block_hash(config.hash_name)
-        rules = tuple(group_rule(config, g) for g in range(len(config.groups)))
-        self.pool, self.cache = make_pool(config, policies or {}, watcher)
-        self.tables = BlockTables(config.max_requests, [rule.width for rule in rules])
-        self.ledger = Ledger(config, rules)
-        self._notes = StateNotes()
-        self._ops = RowOps(config, rules, self.ledger, self.tables, self.pool, self.cache, self._notes)
-        self._keying = Keying(config, rules, self.ledger, self.tables, self.cache, self._notes)
-        self._search = HitSearch(config, self.cache)
-        self._tails = Tails(self.ledger, config)
-        self._admitter = Admitter(self._ops, self._keying, self._search)
-        self._stepper = Stepper(self._ops, self._keying, self._tails)
-        self._forker, self._roll_back = Forker(self._ops), RollBack(self._ops, self._keying)
+        super().__init__(config, policies, watcher)
+        if watcher is not None:
+            watcher.attach(self)
 
     # --- requests and hits ---
 
@@ -86,7 +66,8 @@ class KVCacheManager:
             extra=extra,
         )
         chain.extend(tokens)
-        return BlockRequest(prompt=len(tokens) if prompt is None else prompt, chain=chain)
+        kept = None if self._watcher is None else as_tokens(tokens)
+        return BlockRequest(prompt=len(tokens) if prompt is None else prompt, chain=chain, tokens=kept)
 
     def lookup(self, request: BlockRequest) -> Hit:
         """The request's longest prefix hit; nothing is held for it yet."""
@@ -147,6 +128,8 @@ class KVCacheManager:
             result = self._admitter.admit(admission, busy)
             if isinstance(result, Served):
                 self._tails.load(result.slot)
+                if self._watcher is not None:
+                    self._watcher.opened(result.slot)
             results.append(result)
         return results
 
@@ -158,10 +141,16 @@ class KVCacheManager:
             tokens: one id a row, or a list of ids a row.
         """
         if isinstance(tokens, np.ndarray):
-            self._tails.append_one(slots if isinstance(slots, int) else np.asarray(slots, np.intp), tokens)
+            rows = slots if isinstance(slots, int) else np.asarray(slots, np.intp)
+            if self._watcher is not None:
+                self._watcher.appending(rows, tokens)
+            self._tails.append_one(rows, tokens)
             return
         for row, new in zip(range(slots) if isinstance(slots, int) else slots, tokens, strict=True):
-            self._tails.append(row, new if isinstance(new, Sequence) else (new,))
+            some = new if isinstance(new, Sequence) else (new,)
+            if self._watcher is not None:
+                self._watcher.appending_some(row, some)
+            self._tails.append(row, some)
 
     def commit(
         self, slots: Sequence[int], num_tokens: Sequence[int], in_flight: Sequence[int] | int = 0
@@ -217,6 +206,8 @@ class KVCacheManager:
         result = self._forker.fork(slot)
         if isinstance(result, Served):
             self._tails.load(result.slot)
+            if self._watcher is not None:
+                self._watcher.forked(slot, result.slot)
         return result
 
     # --- the end ---
@@ -238,6 +229,8 @@ class KVCacheManager:
         return requests
 
     def _close(self, row: int) -> BlockRequest:
+        if self._watcher is not None:
+            self._watcher.closing(row)
         self._ops.release(row)
         self._tails.leave(row)
         return self.ledger.close(row)

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kvframe.blocks.arrays import FEW
 from kvframe.blocks.keys import Blocks, Digests, KeyIndex
 
 Key = tuple[int, bytes]  # group, hash
-Watcher = Callable[[str, int, bytes], None]
+UNKNOWN = -1  # no row: the caller does not say whose tokens a key covers
+
+
+class KeyWatcher(Protocol):
+    """Is told as keys come and go: the first copy of one, and the last."""
+
+    def stored(self, group: int, digest: bytes, row: int, end: int) -> None:
+        """A key came: the hash of the first `end` tokens of the request in `row`; `row` may be UNKNOWN."""
+
+    def stored_many(self, group: int, digests: Digests, rows: Any, ends: Any) -> None:
+        """`stored` for many keys: `rows` is an array or one row, `ends` an array."""
+
+    def removed(self, group: int, digests: list[bytes]) -> None:
+        """The last copies of these keys went."""
+
+    def cleared(self) -> None:
+        """All keys went."""
 
 
 class PrefixCache:
@@ -22,10 +40,12 @@ class PrefixCache:
     Args:
         sizes: number of block ids of each id space.
         space_of: the id space of each group.
-        watcher: called with "stored" for the first copy of a key, "removed" when the last one goes.
+        watcher: is told of the first copy of a key, and when the last one goes; None costs nothing.
     """
 
-    def __init__(self, sizes: Sequence[int], space_of: Sequence[int], watcher: Watcher | None = None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], space_of: Sequence[int], watcher: KeyWatcher | None = None
+    ) -> None:
         self.indices = tuple(KeyIndex(size) for size in sizes)
         self.index_of = tuple(self.indices[space] for space in space_of)
         self.watcher = watcher
@@ -34,8 +54,23 @@ class PrefixCache:
         self._further: dict[tuple[int, int], list[Key]] = {}
         self._holders: dict[Key, list[int]] = {}  # of further keys
 
-    def add(self, group: int, block: int, digest: bytes, covers: int, whole: int) -> bool:
+    def add(
+        self,
+        group: int,
+        block: int,
+        digest: bytes,
+        covers: int,
+        whole: int,
+        row: int = UNKNOWN,
+        end: int = 0,
+    ) -> bool:
         """Key a block with the hash at the end of the first `covers` of its `whole` tokens.
+
+        Args:
+            group, block: whose id it is, and the id.
+            digest: the hash.
+            covers, whole: tokens of the block that it covers, and that the block has.
+            row, end: the request whose first `end` tokens it is the hash of, for the watcher.
 
         Returns:
             Whether the key is new for this block.
@@ -45,24 +80,32 @@ class PrefixCache:
             if index.digest(block) == digest or block in self._holders.get((group, digest), ()):
                 return False
             if self._covers.get(where, whole) >= covers:
-                self._note("stored", group, digest)
+                self._note_stored(group, digest, row, end)
                 self._further.setdefault(where, []).append((group, digest))
                 self._holders.setdefault((group, digest), []).append(block)
                 return True
             self.drop(group, block)
-        self._note("stored", group, digest)
+        self._note_stored(group, digest, row, end)
         index.add(block, group, digest)
         if covers < whole:
             self._covers[where] = covers
         return True
 
-    def add_first(self, group: int, block: int, digest: bytes | bytearray, whole: int) -> None:
+    def add_first(
+        self,
+        group: int,
+        block: int,
+        digest: bytes | bytearray,
+        whole: int,
+        row: int = UNKNOWN,
+        end: int = 0,
+    ) -> None:
         """`add` for a block that is keyed as a whole and most likely has no key yet."""
         index = self.index_of[group]
         if self.watcher is None and block not in index:
             index.add(block, group, digest)
         else:
-            self.add(group, block, bytes(digest), whole, whole)
+            self.add(group, block, bytes(digest), whole, whole, row, end)
 
     def drop(self, group: int, block: int) -> None:
         """Take all keys of a block; none is fine. `group` only says whose id it is."""
@@ -71,22 +114,28 @@ class PrefixCache:
             return
         owner, digest = index.group(block), index.digest(block)
         index.remove(block)
-        self._note("removed", owner, digest)
+        self._note_removed(owner, digest)
         self._covers.pop(where, None)
         for key in self._further.pop(where, ()):
             self._holders[key].remove(block)
             if not self._holders[key]:
                 del self._holders[key]
-            self._note("removed", *key)
+            self._note_removed(*key)
 
     def drop_all(self, group: int, blocks: list[int]) -> None:
         """`drop` for blocks that are about to be overwritten."""
         index = self.index_of[group]
-        if self.watcher is None and not self._covers and not self._further:
-            index.remove_keyed(blocks)
+        if self._covers or self._further or (self.watcher is not None and len(blocks) <= FEW):
+            for block in blocks:
+                self.drop(group, block)
             return
-        for block in blocks:
-            self.drop(group, block)
+        watched = None if self.watcher is None else index.keys_of(blocks)
+        index.remove_keyed(blocks)
+        if watched is not None and self.watcher is not None:
+            for owner, digests in watched:
+                # The oldest copy of a key is found: where nothing is, this was the last one.
+                gone = digests[self.index_of[owner].find_many(owner, digests) == 0]
+                self.watcher.removed(owner, list(dict.fromkeys(row.tobytes() for row in gone)))
 
     def move(self, group: int, source: int, target: int) -> None:
         """Give the keys of `source` to `target`, which has none and gets a copy of the content."""
@@ -120,13 +169,24 @@ class PrefixCache:
                 found[at] = holders[0] if holders else 0
         return found
 
-    def add_whole(self, group: int, blocks: Blocks, digests: Digests) -> None:
-        """Key many whole blocks that have no key."""
-        self.index_of[group].add_many(blocks, group, digests)
+    def add_whole(
+        self, group: int, blocks: Blocks, digests: Digests, rows: Any = UNKNOWN, ends: Any = None
+    ) -> None:
+        """Key many whole blocks that have no key; `rows` and `ends` as in `KeyWatcher.stored_many`."""
         if self.watcher is not None:
-            # Rare enough: with a watcher the caller adds one by one; this keeps the method right on its own.
-            for row in digests:
-                self.watcher("stored", group, row.tobytes())
+            self._note_many(group, digests, rows, ends)
+        self.index_of[group].add_many(blocks, group, digests)
+
+    def _note_many(self, group: int, digests: Digests, rows: Any, ends: Any) -> None:
+        new = self.find_many(group, digests) == 0
+        words = digests[:, 0].tolist()
+        if len(set(words)) < len(words):
+            new[np.setdiff1d(np.arange(len(digests)), np.unique(digests, axis=0, return_index=True)[1])] = (
+                False
+            )
+        if self.watcher is not None and new.any():
+            whose = rows[new] if isinstance(rows, np.ndarray) else rows
+            self.watcher.stored_many(group, digests[new], whose, ends[new])
 
     def clear(self) -> None:
         """Take every key."""
@@ -135,6 +195,8 @@ class PrefixCache:
         self._covers.clear()
         self._further.clear()
         self._holders.clear()
+        if self.watcher is not None:
+            self.watcher.cleared()
 
     @property
     def num_keys(self) -> int:
@@ -142,6 +204,10 @@ class PrefixCache:
         further = sum(not self.index_of[group].find(group, digest) for group, digest in self._holders)
         return sum(index.distinct() for index in self.indices) + further
 
-    def _note(self, kind: str, group: int, digest: bytes) -> None:
+    def _note_stored(self, group: int, digest: bytes, row: int, end: int) -> None:
         if self.watcher is not None and not self.find(group, digest):
-            self.watcher(kind, group, digest)
+            self.watcher.stored(group, digest, row, end)
+
+    def _note_removed(self, group: int, digest: bytes) -> None:
+        if self.watcher is not None and not self.find(group, digest):
+            self.watcher.removed(group, [digest])

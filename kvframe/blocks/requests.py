@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.hashing import TokenChain
+from kvframe.blocks.hashing import TokenChain, Tokens, as_tokens
 from kvframe.blocks.hits import Hit
 from kvframe.checks import at_least
 
@@ -24,11 +24,13 @@ class BlockRequest:
         prompt: prompt tokens, those of a resumed request's first life too.
         chain: the hashes of all tokens so far.
         junction: where other requests' prompts part from this one, as the last lookup saw it, in tokens; 0: nowhere.
+        tokens: the ids, kept while the request is not admitted, for a watcher; None without one.
     """
 
     prompt: int
     chain: TokenChain
     junction: int = 0
+    tokens: Tokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -38,6 +40,8 @@ class BlockRequest:
     def extend(self, tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> None:
         """Add tokens while the request is not admitted."""
         self.chain.extend(tokens)
+        if self.tokens is not None:
+            self.tokens = np.concatenate((self.tokens, as_tokens(tokens)))
 
 
 @attrs.frozen(kw_only=True)

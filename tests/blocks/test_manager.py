@@ -90,7 +90,17 @@ def test_o17_a_hit_is_valid_in_every_group_and_one_below_the_prompt() -> None:
 def test_o18_a_key_is_removed_with_its_last_copy() -> None:
     case = json.loads((CASES / "o18-duplicate-block-event.json").read_text())
     events: list[str] = []
-    cache = PrefixCache([16], [0], lambda kind, group, digest: events.append(kind))
+
+    class Watcher:
+        def stored(self, group: int, digest: bytes, row: int, end: int) -> None:
+            events.append("stored")
+
+        def removed(self, group: int, digests: list[bytes]) -> None:
+            events.extend("removed" for _ in digests)
+
+        stored_many = cleared = None  # not called here
+
+    cache = PrefixCache([16], [0], Watcher())  # type: ignore[arg-type]
     key = b"H" * 32
     steps: list[Any] = [
         lambda: cache.add(0, 3, key, 16, 16),

@@ -24,7 +24,9 @@ from kvframe.blocks import (
     Served,
     chunk_stops,
 )
+from kvframe.blocks.hashing import block_hash
 from kvframe.blocks.state import exported_position
+from kvframe.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, PrefixIndex, Recorder
 from kvframe.lifetime import Lifetime
 from tests.blocks.lifetimes import Chunks, PromptAndWindow, States, Window
 
@@ -105,13 +107,11 @@ def random_config(random_: random.Random) -> BlockConfig:
 class World:
     """The engine: requests under way, what every block holds, and the laws."""
 
-    def __init__(self, config: BlockConfig, random_: random.Random) -> None:
+    def __init__(self, config: BlockConfig, random_: random.Random, *, watched: bool = False) -> None:
         self.config, self.random = config, random_
-        self.events: list[tuple[str, int, bytes]] = []
-        self.keys: set[tuple[int, bytes]] = set()
-        watcher = self.watch if random_.random() < 0.3 else None
-        self.watched = watcher is not None
-        self.manager = KVCacheManager(config, watcher=watcher)
+        self.index, self.salted = PrefixIndex(), False
+        self.recorder = Recorder([self.hear]) if random_.random() < 0.4 or watched else None
+        self.manager = KVCacheManager(config, watcher=self.recorder)
         self.rows: dict[int, Running] = {}
         self.waiting: list[Running] = []
         self.content: dict[tuple[int, int], Any] = {}
@@ -123,9 +123,38 @@ class World:
         self.keyed_states = [g for g in self.states if config.groups[g].lifetime.fixed is None]
         self.drafts = min([config.groups[g].lifetime.spare for g in self.states], default=2)
 
-    def watch(self, kind: str, group: int, digest: bytes) -> None:
-        assert ((group, digest) in self.keys) == (kind == "removed")
-        (self.keys.add if kind == "stored" else self.keys.remove)((group, digest))
+    def hear(self, batch: EventBatch) -> None:
+        """What a router does with a batch; and a batch says no more than is so."""
+        before = self.index.keys()
+        assert self.index.apply(batch)
+        assert self.index.complete
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                assert len(event.block_hashes) * event.block_size == len(event.token_ids)
+                self.check_stored(event)
+        if not any(isinstance(event, AllBlocksCleared) for event in batch.events):
+            gone = {
+                (e.group_idx, h) for e in batch.events if isinstance(e, BlockRemoved) for h in e.block_hashes
+            }
+            came = {
+                (e.group_idx, h) for e in batch.events if isinstance(e, BlockStored) for h in e.block_hashes
+            }
+            assert gone <= before | came
+
+    def check_stored(self, event: BlockStored) -> None:
+        """The hashes are those of the tokens, where a hash covers one block and nobody's salt."""
+        unit = self.config.hash_unit
+        hashing = block_hash(self.config.hash_name)
+        parent = event.parent_block_hash or hashing.root
+        for at, digest in enumerate(event.block_hashes):
+            tokens = event.token_ids[at * event.block_size : (at + 1) * event.block_size]
+            for start in range(0, event.block_size, unit):
+                parent = hashing.unit(parent, np.asarray(tokens[start : start + unit], np.uint32), None)
+            # Only a prompt's first unit is salted: there alone the hash may be another, and the salt is told nobody.
+            first = event.parent_block_hash is None and at == 0
+            assert parent == digest or (first and self.salted), "a hash is not that of its tokens"
+            assert event.extra_keys is None
+            parent = digest
 
     # --- content ---
 
@@ -222,6 +251,7 @@ class World:
             running = self.waiting.pop(0)
         else:
             tokens, salt = self.prompt(), self.random.choice([None, None, None, "a", "b"])
+            self.salted |= salt is not None
             request = self.manager.request(np.asarray(tokens, np.int32), extra=ExtraKeys(salt=salt))
             running = Running(request, tokens, len(tokens), salt, self.prefix_ids(tokens, salt), 0)
         if len(running.tokens) >= self.config.max_model_len:
@@ -502,7 +532,6 @@ class World:
         done = self.manager.reset()
         assert done == (not self.rows)
         if done:
-            self.keys.clear()
             assert self.manager.num_keys == 0
 
     # --- laws ---
@@ -609,10 +638,27 @@ class World:
         for row, running in self.rows.items():
             assert self.manager.ledger.computed[row] == running.computed
             assert self.manager.ledger.known[row] == len(running.tokens)
-        if self.watched and self.manager.cache is not None:
-            assert self.manager.num_keys == len(self.keys)
-            for g, digest in self.keys:
-                assert self.manager.cache.find(g, digest)
+        if self.recorder is not None:
+            self.recorder.publish()
+            assert self.index.keys() == self.servable()
+
+    def servable(self) -> set[tuple[int, bytes]]:
+        """Every key of the prefix cache, looked up one by one; none where hits are forbidden."""
+        cache = self.manager.cache
+        if cache is None or not self.config.reads_cache:
+            return set()
+        keys = {
+            (g, digest)
+            for g in self.config.keyed
+            for index in [cache.index_of[g]]
+            for block in range(len(index._group))
+            if block in index and index.group(block) == g
+            for digest in [index.digest(block)]
+        }
+        keys |= set(cache._holders)
+        assert all(cache.find(*key) for key in keys)
+        assert len(keys) == self.manager.num_keys
+        return keys
 
     def check_published(self) -> None:
         """Where everything is published, every full entry has a key, unless keys were taken."""
