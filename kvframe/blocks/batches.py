@@ -1,8 +1,11 @@
 """Batches: the common events of many rows in numpy, where one row at a time would cost more.
 
 Each method does rows that gain or lose exactly one entry and says whether it did; if not, `RowOps` and `Keying` do them
-one by one. It changes what those would change, in the same order. The number of numpy calls counts here, not their
-size: between two steps of an engine the code of each goes cold.
+one by one. It changes what those would change, in the same order.
+
+The number and the kind of numpy calls count here, not their size: between two steps of an engine their code goes cold.
+`take` and assignment by an index array cost a third of an arithmetic call and a tenth of a reduction, so arrays are
+compared as bytes, extremes are found by `argmax`, and constants are 0-d arrays.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from kvframe.blocks.rules import NEVER, GroupRule
 from kvframe.blocks.tails import Tails
 
 Rows = npt.NDArray[np.intp]
+ONE = np.array(1, np.intp)
 
 
 class Batches:
@@ -35,9 +39,10 @@ class Batches:
         self._limit = ops.config.max_model_len
         self._thresholds = {kind: ops.ledger.thresholds[e] for e, kind in enumerate(ops.ledger.kinds)}
         self._flat = tuple(table.reshape(-1) for table in ops.tables.tables)
+        self._blocks = tuple(np.array(rule.block, np.int32) for rule in ops.rules)
         # By entries that are dead already: the count that wakes the row for the next death.
         self._wakes = {
-            rule.index: np.append(rule.deaths + 1, NEVER).clip(max=NEVER)
+            rule.index: np.append(rule.deaths + 1, [NEVER, NEVER]).clip(max=NEVER).astype(np.int32)
             for rule in ops.rules
             if rule.deaths is not None
         }
@@ -47,21 +52,21 @@ class Batches:
         g, ledger = rule.index, self._ledger
         if rule.deaths is None:
             return False
-        freed = ledger.freed[g].take(rows).astype(np.intp)
-        wakes = self._wakes[g]
-        following = wakes.take(freed + 2, mode="clip")
+        freed = ledger.freed[g].take(rows)
+        wakes, now, after = self._wakes[g], settled + ONE, freed + ONE
+        waking, following = wakes.take(after), wakes.take(after + ONE)
         # Awake for this entry and not yet for the next, and the row has it.
-        if ((wakes.take(freed + 1, mode="clip") > settled + 1) | (following <= settled + 1)).any():
+        if (waking > now).nonzero()[0].size or (following <= now).nonzero()[0].size:
             return False
-        places = rows * self._tables.widths[g] + freed
+        places = self._tables.starts[g].take(rows) + freed
         blocks = self._flat[g].take(places).astype(np.intp)
-        if not blocks.all():
+        if not blocks[blocks.argmin()]:
             return False
         self._flat[g][places] = 0
         self._tables.touch_many(g, rows, freed)
         if not self._pool.give_back_many(g, blocks):
             self._pool.give_back(g, blocks.tolist())  # shared blocks, which may come twice
-        ledger.freed[g][rows] = freed + 1
+        ledger.freed[g][rows] = after
         self._thresholds["die", g][rows] = following
         return True
 
@@ -71,36 +76,52 @@ class Batches:
         tokens = self._ledger.computed.take(rows)
         if lookahead:
             tokens += lookahead
-        return bool((limits == tokens).all()) and int(limits.max()) <= self._limit
+        return limits.tobytes() == tokens.tobytes() and bool(limits[limits.argmax()] <= self._limit)
 
     def grow(self, rule: GroupRule, rows: Rows) -> None:
-        """One block for each row. The pool has them."""
-        g, tables = rule.index, self._tables
-        entries = tables.length[g].take(rows).astype(np.intp)
+        """One block for each row, which `grows_singly`. The pool has them."""
+        g, tables, thresholds = rule.index, self._tables, self._thresholds["grow", rule.index]
+        entries = tables.length[g].take(rows)
+        places = tables.starts[g].take(rows) + entries
         blocks = self._pool.take_many(g, len(rows))
-        self._flat[g][rows * tables.widths[g] + entries] = blocks
+        self._flat[g][places] = blocks
         tables.touch_many(g, rows, entries)
-        entries = entries + 1
-        tables.length[g][rows] = entries
-        room = (entries - rule.spare) * rule.block
-        self._thresholds["grow", g][rows] = np.minimum(room, self._limit) + 1
+        tables.length[g][rows] = entries + ONE
+        limits = thresholds.take(rows) + self._blocks[g]
+        if limits[limits.argmax()] > self._limit:
+            limits = np.minimum(limits, self._limit + 1)
+        thresholds[rows] = limits
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks.tolist()
 
     def register(self, rule: GroupRule, rows: Rows) -> bool:
-        """Key the entry that became full in each row, if its hash is the row's last and the group publishes all."""
-        g, ledger, cache, publishing = rule.index, self._ledger, self._ops.cache, rule.publishing
-        if cache is None or cache.watcher is not None or publishing is None or not publishing.plain:
+        """Key the entry that became full in each row, if its hash is the row's last and the group publishes all.
+
+        Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
+        """
+        g, registered, cache, publishing = (
+            rule.index,
+            self._ledger.registered[rule.index],
+            self._ops.cache,
+            rule.publishing,
+        )
+        if cache is None or publishing is None or not publishing.plain:
             return False
         limits = self._thresholds["key", g]
-        ends = limits.take(rows)
-        if (self._tails.hashed.take(rows) != ends).any():
+        ends, hashed = limits.take(rows), self._tails.hashed.take(rows)
+        if hashed.tobytes() != ends.tobytes():
+            if (hashed > ends).nonzero()[0].size:
+                return False
+            ready = (hashed == ends).nonzero()[0]
+            if not ready.size:
+                return True
+            rows, ends = rows[ready], ends[ready]
+        entries = registered.take(rows)
+        places = self._tables.starts[g].take(rows) + entries
+        blocks = self._flat[g].take(places).astype(np.intp)
+        if not blocks[blocks.argmin()] or cache.index_of[g].any_keyed(blocks):
             return False
-        entries = ends // rule.block
-        blocks = self._flat[g].take(rows * self._tables.widths[g] + entries - 1).astype(np.intp)
-        if cache.index_of[g].any_keyed_or_null(blocks):
-            return False
-        cache.add_whole(g, blocks, self._tails.last(rows))
-        ledger.registered[g][rows] = entries
-        limits[rows] = ends + rule.block
+        cache.add_whole(g, blocks, self._tails.last(rows), rows, ends)
+        registered[rows] = entries + ONE
+        limits[rows] = ends + self._blocks[g]
         return True

@@ -74,6 +74,7 @@ class BlockConfig:
             else one resume point every so many tokens.
         watermark: share of the blocks that admission leaves free.
         eviction: name of the eviction policy.
+        pin_limit: share of the pool that pinned prefixes may take.
 
     Raises:
         SpecError: a limit is out of range, or two of them contradict each other.
@@ -96,10 +97,13 @@ class BlockConfig:
     retention_interval: int | None = attrs.field(default=None, validator=optional_at_least(0))
     watermark: float = 0.0
     eviction: str = "lru"
+    pin_limit: float = 0.25
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.watermark < 1:
             raise self._error("watermark", "must be a share of the pool, from 0 to below 1")
+        if not 0 <= self.pin_limit <= 1:
+            raise self._error("pin_limit", "must be a share of the pool, from 0 to 1")
         if not self.prefix_caching:
             return
         if not self.keyed:

@@ -2,11 +2,17 @@
 
 A chained hash table. `first[bucket]` is the newest block of a bucket, `after[block]` the one before it. A key may be
 held by several blocks; the oldest that is still there is the one found, as in a dict of insertion-ordered lists.
+
+Keys that come many at once are written at once and linked into their buckets when somebody next asks for a bucket: a
+decoding batch keys a few blocks a step, and linking what several steps brought costs as little as linking one step's.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +20,13 @@ import numpy.typing as npt
 from kvframe.blocks.arrays import FEW, items
 
 Digests = npt.NDArray[np.uint64]  # [n, 4] words
+HASH = np.dtype("V32")  # a hash as one item, the form in which numpy copies it fastest
 Blocks = npt.NDArray[np.intp]
 
 _GROUP_MIX = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 GROUPS = 64  # more groups than any plan has
+_UNLINKED = 64  # arrays of keyed blocks that may wait to be linked
 
 
 class KeyIndex:
@@ -37,6 +45,8 @@ class KeyIndex:
         self._first_at, self._after_at = items(self._first), items(self._after)
         self._group_at = items(self._group)
         self._bytes = items(self._words.view(np.uint8))
+        self._hashes = self._words.view(HASH).reshape(-1)
+        self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks
         self._word_at = items(self._words)
         self._mixes = [group * _GROUP_MIX & _WORD for group in range(GROUPS)]
 
@@ -48,9 +58,15 @@ class KeyIndex:
         flags: npt.NDArray[np.bool_] = self._group.take(blocks) >= 0
         return flags
 
-    def any_keyed_or_null(self, blocks: Blocks) -> bool:
-        """Whether one of the blocks has a key, or is the null block."""
-        return bool((self._group.take(blocks) >= 0).any()) or not blocks.all()
+    def any_keyed(self, blocks: Blocks) -> bool:
+        """Whether one of the blocks has a key."""
+        groups = self._group.take(blocks)
+        return bool(groups[groups.argmax()] >= 0)
+
+    def all_keyed(self, blocks: Blocks) -> bool:
+        """Whether each of the blocks has a key."""
+        groups = self._group.take(blocks)
+        return bool(groups[groups.argmin()] >= 0)
 
     def digest(self, block: int) -> bytes:
         """The hash of a block that has a key."""
@@ -60,25 +76,37 @@ class KeyIndex:
         """The group of a block's key, -1 if it has none."""
         return self._group_at[block]
 
-    def keys_of(self, blocks: list[int]) -> list[tuple[int, Digests]]:
-        """The hashes of those of the blocks that have a key, by the group of the key."""
-        ids = np.array(blocks, np.intp)
-        groups = self._group.take(ids)
-        return [(int(g), self._words[ids[groups == g]]) for g in np.unique(groups[groups >= 0])]
+    def keys_by_group(self, blocks: Blocks) -> list[tuple[int, Blocks, Digests]]:
+        """Those of the blocks that have a key of a group, and their hashes, by group."""
+        groups = self._group.take(blocks)
+        split = [(int(g), blocks[groups == g]) for g in np.unique(groups[groups >= 0])]
+        return [(g, held, self._words[held]) for g, held in split]
 
     # --- one block ---
 
     def add(self, block: int, group: int, digest: bytes | bytearray) -> None:
         """Give a block without a key the key (group, digest)."""
-        at = block * 32
-        self._bytes[at : at + 32] = digest
-        bucket = (self._word_at[4 * block] ^ self._mixes[group]) & self._mask
-        self._group_at[block] = group
-        self._after_at[block] = self._first_at[bucket]
-        self._first_at[bucket] = block
+        self.add_few([block], group, [digest])
+
+    def add_few(
+        self, blocks: list[int], group: int, digests: Sequence[bytes | bytearray | memoryview]
+    ) -> None:
+        """`add` for some blocks of one group."""
+        if self._unlinked:
+            self._link()
+        data, words, groups, mask = self._bytes, self._word_at, self._group_at, self._mask
+        first, after, mix = self._first_at, self._after_at, self._mixes[group]
+        for block, digest in zip(blocks, digests, strict=True):
+            data[block * 32 : block * 32 + 32] = digest
+            bucket = (words[4 * block] ^ mix) & mask
+            groups[block] = group
+            after[block] = first[bucket]
+            first[bucket] = block
 
     def remove(self, block: int) -> None:
         """Take the key of a block that has one."""
+        if self._unlinked:
+            self._link()
         group = self._group_at[block]
         bucket = (self._word_at[4 * block] ^ self._mixes[group]) & self._mask
         at, after = self._first_at[bucket], self._after_at
@@ -92,6 +120,8 @@ class KeyIndex:
 
     def find(self, group: int, digest: bytes) -> int:
         """The oldest block with this key, 0 if there is none."""
+        if self._unlinked:
+            self._link()
         word = int.from_bytes(digest[:8], sys.byteorder)
         at, found = self._first_at[(word ^ self._mixes[group]) & self._mask], 0
         while at:
@@ -103,10 +133,21 @@ class KeyIndex:
     # --- many blocks ---
 
     def add_many(self, blocks: Blocks, group: int, digests: Digests) -> None:
-        """`add` for many blocks; of equal keys the earlier is the older."""
-        self._words[blocks] = digests
+        """`add` for many blocks; of equal keys the earlier is the older. The array of blocks must not change after."""
+        self._hashes[blocks] = digests.view(HASH).reshape(-1)
         self._group[blocks] = group
-        buckets = self._buckets(digests, group)
+        self._unlinked.append((group, blocks))
+        if len(self._unlinked) > _UNLINKED:
+            self._link()
+
+    def _link(self) -> None:
+        """Put the blocks that wait into their buckets, those of one group together."""
+        waiting, self._unlinked = self._unlinked, []
+        for group, runs in itertools.groupby(waiting, key=operator.itemgetter(0)):
+            self._link_many(np.concatenate([blocks for _, blocks in runs]), group)
+
+    def _link_many(self, blocks: Blocks, group: int) -> None:
+        buckets = self._buckets(self._words[blocks], group)
         # Of several blocks for one bucket numpy keeps the last: go backwards, so that it is the earliest, and link
         # the others in further rounds.
         blocks, buckets = blocks[::-1], buckets[::-1]
@@ -129,6 +170,8 @@ class KeyIndex:
 
     def _remove_firsts(self, blocks: Blocks) -> list[int]:
         """Remove those that are the first of their bucket, which most are; returns the others."""
+        if self._unlinked:
+            self._link()
         blocks = blocks[self._group.take(blocks) >= 0]
         mixes = np.array(self._mixes, np.uint64).take(self._group.take(blocks))
         buckets = ((self._words[blocks, 0] ^ mixes) & np.uint64(self._mask)).astype(np.intp)
@@ -145,6 +188,8 @@ class KeyIndex:
 
     def find_many(self, group: int, digests: Digests) -> npt.NDArray[np.int32]:
         """The oldest block of each key, 0 where there is none."""
+        if self._unlinked:
+            self._link()
         found = np.zeros(len(digests), np.int32)
         rows = np.arange(len(digests))
         at = self._first[self._buckets(digests, group)]
@@ -163,8 +208,20 @@ class KeyIndex:
         buckets: Blocks = (mixed & np.uint64(self._mask)).astype(np.intp)
         return buckets
 
+    def oldest_first(self) -> Blocks:
+        """The blocks with a key; of equal keys the older comes first."""
+        if self._unlinked:
+            self._link()
+        levels, at = [], self._first[self._first > 0].astype(np.intp)
+        while at.size:
+            levels.append(at)
+            at = self._after[at]
+            at = at[at > 0].astype(np.intp)
+        return np.concatenate([np.zeros(0, np.intp), *levels[::-1]])
+
     def clear(self) -> None:
         """Take every key."""
+        self._unlinked = []
         self._first[:] = 0
         self._group[:] = -1
 

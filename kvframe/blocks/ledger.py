@@ -33,8 +33,9 @@ class Ledger:
         self.computed = np.zeros(rows, np.int32)  # tokens whose content is stored or scheduled
         self.known = np.zeros(rows, np.int32)  # tokens whose ids are known
         self.prompt = np.zeros(rows, np.int32)
-        self.freed = np.zeros((groups, rows), np.int32)  # entries below are dead and given back
-        self.registered = np.zeros((groups, rows), np.int32)  # entries below were keyed, or passed over
+        # Of the width of an index, so that numpy takes them as such.
+        self.freed = np.zeros((groups, rows), np.intp)  # entries below are dead and given back
+        self.registered = np.zeros((groups, rows), np.intp)  # entries below were keyed, or passed over
         self.requests: list[BlockRequest | None] = [None] * rows
         self._free_rows = list(range(rows))
 

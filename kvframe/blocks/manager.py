@@ -71,7 +71,7 @@ class KVCacheManager(Wiring):
 
     def lookup(self, request: BlockRequest) -> Hit:
         """The request's longest prefix hit; nothing is held for it yet."""
-        return self._search.find(request.chain)
+        return self.longest_hit(request.chain)
 
     def explain_hit(self, request: BlockRequest) -> HitLimit:
         """Which group and which entry end the request's hit, and how far each group alone would go."""
@@ -263,7 +263,7 @@ class KVCacheManager(Wiring):
                 self.cache.drop(group, block)
 
     def reset(self) -> bool:
-        """Forget every prefix. Only while no block is held: the holders would go on under keys that are gone.
+        """Forget every prefix. Only while no block is held or pinned: its holders would go on under keys that are gone.
 
         Returns:
             Whether it was done.

@@ -47,6 +47,12 @@ class Pool(Protocol):
     def give_back(self, group: int, blocks: list[int]) -> None:
         """Release blocks in this order."""
 
+    def seize(self, group: int, blocks: Sequence[int]) -> None:
+        """Hold these very blocks, each once, in a pool that has just been made."""
+
+    def idle(self) -> list[tuple[int, int]]:
+        """(group, block) of all cached blocks that nobody holds, those that go first in front."""
+
     def check_ids(self, group: int, blocks: Sequence[int]) -> None:
         """Refuse ids that are not blocks of the group."""
 
@@ -105,11 +111,13 @@ class BlockPool:
         if count > FEW:
             many: list[int] = self.take_many(group, count).tolist()
             return many
-        blocks = self._queue.take(count)
-        if self._cache is not None:
+        queue, refs = self._queue, self._refs_at
+        evicts = self._cache is not None and queue.num_empty < count
+        blocks = queue.take(count)
+        if evicts and self._cache is not None:
             self._cache.drop_all(group, blocks)
         for block in blocks:
-            self._refs_at[block] = 1
+            refs[block] = 1
         return blocks
 
     def touch(self, group: int, blocks: list[int]) -> None:
@@ -148,8 +156,9 @@ class BlockPool:
 
     def take_many(self, group: int, count: int) -> Blocks:
         """`take` for many blocks."""
+        evicts = self._cache is not None and self._queue.num_empty < count
         blocks = self._queue.take_many(count)
-        if self._cache is not None:
+        if evicts and self._cache is not None:
             keyed = self._cache.index_of[group].keyed(blocks)
             if keyed.any():
                 self._cache.drop_all(group, blocks[keyed].tolist())
@@ -158,19 +167,34 @@ class BlockPool:
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        if (self.refs.take(blocks) != 1).any():
+        holders = self.refs.take(blocks)
+        if holders[holders.argmax()] != 1 or holders[holders.argmin()] != 1:
             return False
         self.refs[blocks] = 0
-        if self._cache is None:
+        index = None if self._cache is None else self._cache.index_of[group]
+        if index is None or not index.any_keyed(blocks):
             self._queue.push_empty(blocks)
-            return True
-        keyed = self._cache.index_of[group].keyed(blocks)
-        if keyed.all():
+        elif index.all_keyed(blocks):
             self._queue.push_cached(blocks)
         else:
+            keyed = index.keyed(blocks)
             self._queue.push_empty(blocks[~keyed])
             self._queue.push_cached(blocks[keyed])
         return True
+
+    # --- for snapshots and resizing ---
+
+    def seize(self, group: int, blocks: Sequence[int]) -> None:
+        """Hold these very blocks, each once, in a pool that has just been made."""
+        self._queue.drop(list(blocks))
+        self.refs[np.asarray(blocks, np.intp)] = 1
+
+    def idle(self) -> list[tuple[int, int]]:
+        """(group, block) of all cached blocks that nobody holds, those that go first in front."""
+        if self._cache is None:
+            return []
+        index = self._cache.indices[0]
+        return [(index.group(block), block) for block in self._queue.in_order() if block in index]
 
     def check_ids(self, group: int, blocks: Sequence[int]) -> None:
         """Refuse ids that are not blocks of this pool."""

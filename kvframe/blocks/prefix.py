@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +30,21 @@ class KeyWatcher(Protocol):
 
     def cleared(self) -> None:
         """All keys went."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CacheImage:
+    """What a `PrefixCache` holds.
+
+    Args:
+        whole: (group, blocks, hashes) of the blocks' first keys; of equal keys the older block comes first.
+        covers: (id space, block, tokens) of blocks whose first key covers only their start.
+        further: (group, hash, blocks) of further keys.
+    """
+
+    whole: tuple[tuple[int, Blocks, Digests], ...]
+    covers: tuple[tuple[int, int, int], ...]
+    further: tuple[tuple[int, bytes, tuple[int, ...]], ...]
 
 
 class PrefixCache:
@@ -129,10 +145,10 @@ class PrefixCache:
             for block in blocks:
                 self.drop(group, block)
             return
-        watched = None if self.watcher is None else index.keys_of(blocks)
+        watched = None if self.watcher is None else index.keys_by_group(np.array(blocks, np.intp))
         index.remove_keyed(blocks)
         if watched is not None and self.watcher is not None:
-            for owner, digests in watched:
+            for owner, _, digests in watched:
                 # The oldest copy of a key is found: where nothing is, this was the last one.
                 gone = digests[self.index_of[owner].find_many(owner, digests) == 0]
                 self.watcher.removed(owner, list(dict.fromkeys(row.tobytes() for row in gone)))
@@ -187,6 +203,28 @@ class PrefixCache:
         if self.watcher is not None and new.any():
             whose = rows[new] if isinstance(rows, np.ndarray) else rows
             self.watcher.stored_many(group, digests[new], whose, ends[new])
+
+    # --- for snapshots and resizing ---
+
+    def image(self) -> CacheImage:
+        """All keys, as plain values."""
+        whole = []
+        for index in self.indices:
+            blocks = index.oldest_first()
+            whole += [(group, held, digests) for group, held, digests in index.keys_by_group(blocks)]
+        covers = [(space, block, tokens) for (space, block), tokens in self._covers.items()]
+        further = [(group, digest, tuple(held)) for (group, digest), held in self._holders.items()]
+        return CacheImage(whole=tuple(whole), covers=tuple(covers), further=tuple(further))
+
+    def restore(self, image: CacheImage) -> None:
+        """Take over all keys of an image, in a cache that has none; the watcher is not told."""
+        for group, blocks, digests in image.whole:
+            self.index_of[group].add_many(blocks, group, digests)
+        self._covers.update({(space, block): tokens for space, block, tokens in image.covers})
+        for group, digest, blocks in image.further:
+            self._holders[group, digest] = list(blocks)
+            for block in blocks:
+                self._further.setdefault((self._space_of[group], block), []).append((group, digest))
 
     def clear(self) -> None:
         """Take every key."""

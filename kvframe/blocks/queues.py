@@ -30,6 +30,10 @@ class FreeQueue(Protocol):
     def push_cached(self, blocks: list[int] | Blocks) -> None:
         """Add blocks whose content a later request may find, in the order in which they were given up."""
 
+    @property
+    def num_empty(self) -> int:
+        """At least so many of the next blocks have no key, so that nothing is lost with them."""
+
     def take(self, count: int) -> list[int]:
         """Take the next `count` blocks out, to be overwritten; there are that many."""
 
@@ -64,9 +68,15 @@ class LruQueue:
         self._size, self._holes, self._spare = size, 0, max(num_blocks // 4, 8)
         self._ring_at, self._where_at = items(self._ring), items(self._where)
         self._place(np.zeros(0, np.int32) if blocks is None else blocks.astype(np.int32))
+        self._empty_end = self._end  # the blocks before it were never cached, or their keys are gone
 
     def __len__(self) -> int:
         return self._end - self._start - self._holes
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks at the front that were pushed as empty."""
+        return max(self._empty_end - self._start, 0)
 
     def _place(self, blocks: npt.NDArray[np.int32]) -> None:
         # In the middle third: a full pool fits on either side.
@@ -78,12 +88,16 @@ class LruQueue:
 
     def _centre(self) -> None:
         live = self._ring[self._start : self._end]
+        empty = self.num_empty
         self._place(live[live > 0].copy())
+        self._empty_end = self._start + empty
 
     def push_empty(self, blocks: list[int] | Blocks) -> None:
         """Add blocks at the front, the first of them first."""
         if self._start < len(blocks):
             self._centre()
+        # Behind them there may be cached blocks in front of empty ones: those then count as cached.
+        self._empty_end = max(self._empty_end, self._start)
         self._start -= len(blocks)
         self._write(self._start, blocks)
 
@@ -105,13 +119,13 @@ class LruQueue:
 
     def take(self, count: int) -> list[int]:
         """Take the first `count` blocks."""
-        taken: list[int] = self._ring[self._start : self._start + count].tolist()
+        taken: list[int] = self._ring_at[self._start : self._start + count].tolist()
         self._start += count
         while self._holes and 0 in taken:
             solid = [block for block in taken if block]
             self._holes -= len(taken) - len(solid)
             more = count - len(solid)
-            taken = solid + self._ring[self._start : self._start + more].tolist()
+            taken = solid + self._ring_at[self._start : self._start + more].tolist()
             self._start += more
         return taken
 
@@ -125,7 +139,9 @@ class LruQueue:
     def reuse(self, blocks: list[int]) -> None:
         """Leave a hole where each block was."""
         for block in blocks:
-            self._ring_at[self._where_at[block]] = 0
+            at = self._where_at[block]
+            self._ring_at[at] = 0
+            self._empty_end = min(self._empty_end, at)  # no hole among the empty ones
         self._holes += len(blocks)
         if self._holes > self._spare:
             self._centre()
@@ -161,6 +177,11 @@ class FrequencyQueue:
 
     def __len__(self) -> int:
         return len(self._trial) + len(self._kept)
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks at the front of those on trial that were pushed as empty."""
+        return self._trial.num_empty
 
     def push_empty(self, blocks: list[int] | Blocks) -> None:
         """Add blocks at the front of those on trial."""

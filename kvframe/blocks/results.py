@@ -25,7 +25,8 @@ class Deferred:
     """The request can be served in a later step, whatever the others do.
 
     Args:
-        reason: "same_step_state", a state that it hits is written only in this step; "no_slot", all rows are taken.
+        reason: "same_step_state", a state that it hits is written only in this step; "no_slot", all rows are taken;
+            "not_cached", what was to be pinned is not in the cache.
     """
 
     reason: str
@@ -39,11 +40,13 @@ class Refused:
         missing: blocks that are lacking.
         needed: blocks that it needs, by group name; hits that are idle count, since they leave the free queue.
         slot: its row, for a request that is running.
+        reason: what is too small: "pool"; "pin_limit", what may be pinned; "tenant", what its tenant may hold.
     """
 
     missing: int
     needed: Mapping[str, int]
     slot: int | None = None
+    reason: str = "pool"
 
 
 @attrs.frozen(kw_only=True)

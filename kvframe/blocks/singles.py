@@ -6,10 +6,10 @@ The same methods as `Batches`, which does them in numpy; up to some tens of rows
 from __future__ import annotations
 
 from kvframe.blocks.arrays import items
-from kvframe.blocks.hashing import DIGEST_BYTES
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import NEVER, GroupRule
+from kvframe.blocks.tails import Tails
 
 
 class Singles:
@@ -18,10 +18,12 @@ class Singles:
     Args:
         ops: the exact operations, and the state.
         pool: the pool.
+        tails: the last hash of every row.
     """
 
-    def __init__(self, ops: RowOps, pool: BlockPool) -> None:
-        self._ops, self._pool, self._ledger, self._tables = ops, pool, ops.ledger, ops.tables
+    def __init__(self, ops: RowOps, pool: BlockPool, tails: Tails) -> None:
+        self._ops, self._pool, self._tails = ops, pool, tails
+        self._ledger, self._tables = ops.ledger, ops.tables
         self._limit = ops.config.max_model_len
         self._flat = tuple(items(table) for table in ops.tables.tables)
         self._length = tuple(items(row) for row in ops.tables.length)
@@ -44,19 +46,23 @@ class Singles:
             if not block or wakes[dead + 1] > tokens + 1 or wakes[dead + 2] <= tokens + 1:
                 return False
             blocks.append(block)
-        for row in rows:
+        places = [row * width + freed[row] for row in rows]
+        for row, place in zip(rows, places, strict=True):
             dead = freed[row]
-            flat[row * width + dead] = 0
+            flat[place] = 0
             freed[row] = dead + 1
             die_at[row] = wakes[dead + 2]
-        self._tables.touch_few(g, rows, [freed[row] for row in rows])
+        self._tables.touch(g, places)
         self._pool.give_back(g, blocks)
         return True
 
     def grows_singly(self, rule: GroupRule, rows: list[int], lookahead: int) -> bool:
         """Whether each row lacks exactly one entry; never so beyond the longest request."""
         computed, limits, longest = self._ledger.computed_at, self._ledger.grow_at[rule.index], self._limit
-        return all(computed[row] + lookahead == limits[row] <= longest for row in rows)
+        for row in rows:
+            if not computed[row] + lookahead == limits[row] <= longest:
+                return False
+        return True
 
     def grow(self, rule: GroupRule, rows: list[int]) -> None:
         """One block for each row. The pool has them."""
@@ -67,44 +73,41 @@ class Singles:
             self._length[g],
             self._ledger.grow_at[g],
         )
-        blocks, ends = self._pool.take(g, len(rows)), []
+        blocks, places = self._pool.take(g, len(rows)), []
         for row, block in zip(rows, blocks, strict=True):
             entry = length[row]
-            flat[row * width + entry] = block
+            place = row * width + entry
+            flat[place] = block
             length[row] = entry + 1
-            ends.append(entry + 1)
+            places.append(place)
             limit = limits[row] + block_tokens
             limits[row] = limit if limit < longest else longest
-        self._tables.touch_few(g, rows, ends)
+        self._tables.touch(g, places)
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks
 
     def register(self, rule: GroupRule, rows: list[int]) -> bool:
-        """Key the entry that became full in each row, if its hash is the row's last and the group publishes all."""
+        """Key the entry that became full in each row, if its hash is the row's last and the group publishes all.
+
+        Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
+        """
         g, ledger, cache, publishing = rule.index, self._ledger, self._ops.cache, rule.publishing
         if cache is None or cache.watcher is not None or publishing is None or not publishing.plain:
             return False
-        limits, registered, span, index = (
-            ledger.key_at[g],
-            ledger.registered_at[g],
-            rule.block,
-            cache.index_of[g],
-        )
-        flat, width, unit = self._flat[g], self._tables.widths[g], self._ops.config.hash_unit
-        found = []
+        limits, registered, index = ledger.key_at[g], ledger.registered_at[g], cache.index_of[g]
+        flat, width, hashed = self._flat[g], self._tables.widths[g], self._tails.hashed_at
+        full, blocks = [], []
         for row in rows:
-            end, request = limits[row], ledger.requests[row]
-            block = flat[row * width + end // span - 1]
-            if (
-                request is None
-                or len(request.chain.digests) != end // unit * DIGEST_BYTES
-                or not block
-                or block in index
-            ):
+            end = limits[row]
+            if hashed[row] < end:
+                continue
+            block = flat[row * width + registered[row]]
+            if hashed[row] > end or not block or block in index:
                 return False
-            found.append((block, request.chain.digests[-DIGEST_BYTES:]))
-        for row, (block, digest) in zip(rows, found, strict=True):
-            index.add(block, g, digest)
+            full.append(row)
+            blocks.append(block)
+        index.add_few(blocks, g, [self._tails.hash_of(row) for row in full])
+        for row in full:
             registered[row] += 1
-            limits[row] += span
+            limits[row] += rule.block
         return True

@@ -2,12 +2,15 @@
 
 A slab belongs to one group at a time; slab s holds that group's blocks s·k … s·k + k − 1. Blocks come from a partly
 used slab of the own group, fewest free blocks first; else from a free slab; else what is older goes: the own least
-recently used idle block, or the wholly idle slab of another group that was used longest ago.
+recently used idle block, or the wholly idle slab of another group that was used longest ago. When few slabs are left
+that nobody holds a block of, the idle blocks of the own slabs that are held anyway go first: what is scattered over
+many slabs can be given to no other group.
 """
 
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +23,7 @@ from kvframe.blocks.queues import EvictionPolicy
 from kvframe.checks import cdiv
 
 NOBODY = -1
+CLOSE = 16  # slabs are few when no more than one in so many is left
 
 
 class SlabPool:
@@ -48,6 +52,7 @@ class SlabPool:
         self.refs = tuple(np.zeros(num_slabs * k, np.int32) for k in blocks_per_slab)
         self._refs_at = tuple(items(refs) for refs in self.refs)
         self._stamp_at = tuple(items(np.zeros(num_slabs * k, np.int64)) for k in blocks_per_slab)
+        self._is_idle = tuple(bytearray(num_slabs * k) for k in blocks_per_slab)
         self._idle = tuple(policy.make(num_slabs * k, None) for k in blocks_per_slab)
         self._cache = cache
         self._owner = [NOBODY] * num_slabs
@@ -57,14 +62,16 @@ class SlabPool:
         self._last_use = [0] * num_slabs
         self._clock = 0
         self._free_slabs = list(range(num_slabs - 1, 0, -1))
-        self._fullest: list[list[tuple[int, int]]] = [
-            [] for _ in groups
-        ]  # heaps of (plain blocks, slab), some stale
-        self._oldest: list[tuple[int, int]] = []  # heap of (last use, wholly idle slab), some stale
+        # Heaps, some of whose entries are stale: by group (plain blocks, slab), and (last use, wholly idle slab).
+        self._fullest: list[list[tuple[int, int]]] = [[] for _ in groups]
+        self._oldest: list[list[tuple[int, int]]] = [[] for _ in groups]
+        self._mixed: list[dict[int, None]] = [{} for _ in groups]  # slabs with both held and idle blocks
         self._wholly_idle = 0
         # Blocks, plain and idle, in slabs that somebody holds a block of: no other group can have those slabs.
         self._pinned_room = [0 for _ in groups]
         self._reserved = [0 for _ in groups]
+        self._others = 0  # slabs that other groups than the one that takes now will need
+        self._close = num_slabs // CLOSE
         self._open_slab_zero()
 
     def _open_slab_zero(self) -> None:
@@ -75,8 +82,7 @@ class SlabPool:
         self._held[0] = 1  # the null block
         self._owner[0] = group
         self._plain[0] = list(range(self.blocks_per_slab[group] - 1, starts[group] - 1, -1))
-        self._pinned_room[group] = len(self._plain[0])
-        self._note_plain(0)
+        self._settle(group, 0, 0, 1)
 
     # --- questions ---
 
@@ -92,13 +98,12 @@ class SlabPool:
 
     def free_for(self, group: int) -> int:
         """Blocks that the group could get if no other group wanted any."""
-        slabs = len(self._free_slabs) + self._wholly_idle
-        return self._pinned_room[group] + slabs * self.blocks_per_slab[group]
+        return self._pinned_room[group] + self.num_free * self.blocks_per_slab[group]
 
     def missing(self, needs: Sequence[int], hits: Sequence[Sequence[int]] = (), spare: int = 0) -> int:
         """Slabs that lack for all groups to get `needs` and keep `hits`, with `spare` slabs left over; 0: it fits."""
         room = list(self._pinned_room)
-        slabs = len(self._free_slabs) + self._wholly_idle - spare
+        slabs = self.num_free - spare
         pinned: set[int] = set()
         for group, blocks in enumerate(hits):
             for block in blocks:
@@ -116,7 +121,7 @@ class SlabPool:
         )
         return max(0, wanted - slabs)
 
-    # --- changes ---
+    # --- taking ---
 
     def reserve(self, needs: Sequence[int]) -> None:
         """Say what the following `take`s will add up to, so that one group's choice leaves enough for the others."""
@@ -124,27 +129,19 @@ class SlabPool:
 
     def take(self, group: int, count: int) -> list[int]:
         """Hand out blocks, whose keys are gone; the caller has asked `missing` and said `reserve`."""
-        blocks = [self._take_one(group) for _ in range(count)]
-        if self._cache is not None:
-            self._cache.drop_all(group, blocks)
+        blocks: list[int] = []
+        self._others = self._needed_by_others(group)
+        while len(blocks) < count:
+            lack = count - len(blocks)
+            slab = self._fullest_slab(group)
+            if slab is None:
+                slab = self._next_slab(group)
+            if slab is None:
+                blocks += self._overwrite(group, lack)
+            else:
+                blocks += self._take_plain(group, slab, lack)
+        self._reserved[group] = max(0, self._reserved[group] - count)
         return blocks
-
-    def _take_one(self, group: int) -> int:
-        slab = self._fullest_slab(group)
-        if slab is None:
-            slab = self._next_slab(group)
-        if slab is None:
-            # The own idle block that is next to go; a slab that nobody holds yet may have plain ones beside it.
-            slab = self._idle[group].next() // self.blocks_per_slab[group]
-        if self._plain[slab]:
-            block = self._plain[slab].pop()
-            self._hold(group, block)
-            self._note_plain(slab)
-        else:
-            (block,) = self._idle[group].take(1)
-            self._leave_idle(group, block)
-        self._reserved[group] = max(0, self._reserved[group] - 1)
-        return block
 
     def _fullest_slab(self, group: int) -> int | None:
         heap = self._fullest[group]
@@ -155,52 +152,80 @@ class SlabPool:
             heapq.heappop(heap)
         return None
 
+    def _take_plain(self, group: int, slab: int, most: int) -> list[int]:
+        plain, refs, held = self._plain[slab], self._refs_at[group], self._held[slab]
+        room = self._room(slab)
+        blocks = plain[-most:]
+        del plain[-most:]
+        for block in blocks:
+            refs[block] = 1
+        self._held[slab] = held + len(blocks)
+        self._settle(group, slab, room, held)
+        return blocks
+
     def _next_slab(self, group: int) -> int | None:
-        """A slab that becomes the group's, or None: its own idle block goes."""
-        idle = self._idle[group]
-        others = sum(
-            cdiv(max(0, need - room), k)
-            for g, (need, room, k) in enumerate(
-                zip(self._reserved, self._pinned_room, self.blocks_per_slab, strict=True)
-            )
-            if g != group
-        )
-        if self._pinned_room[group] and others >= len(self._free_slabs) + self._wholly_idle:
-            self._bring_pinned_forward(group)
+        """A slab that becomes the group's, or None: an idle block of its own goes."""
+        spare = self.num_free - self._others
+        if spare <= 0 and self._pinned_room[group]:
             return None
         if self._free_slabs:
             return self._claim(group, self._free_slabs.pop())
+        if spare <= self._close and self._mixed[group]:
+            return None
         slab = self._oldest_idle_slab(group)
         if slab is None:
             return None
+        idle = self._idle[group]
         own = idle.next() if len(idle) else None
         if own is not None and self._stamp_at[group][own] <= self._last_use[slab]:
             return None
         self._vacate(slab)
         return self._claim(group, self._free_slabs.pop())
 
-    def _bring_pinned_forward(self, group: int) -> None:
-        # All slabs are spoken for: only idle blocks in slabs that are pinned anyway may go.
-        idle, k = self._idle[group], self.blocks_per_slab[group]
-        chosen = next(block for block in idle.in_order() if self._held[block // k])
-        idle.drop([chosen])
-        idle.push_empty([chosen])
+    def _needed_by_others(self, group: int) -> int:
+        """Slabs that other groups lack for what is reserved."""
+        others = 0
+        for g, (need, room) in enumerate(zip(self._reserved, self._pinned_room, strict=True)):
+            if need > room and g != group:
+                others += cdiv(need - room, self.blocks_per_slab[g])
+        return others
+
+    def _overwrite(self, group: int, most: int) -> list[int]:
+        """Take idle blocks of one own slab: the one held anyway if slabs are few, else that of the oldest block."""
+        k, idle, flags = self.blocks_per_slab[group], self._idle[group], self._is_idle[group]
+        mixed = self._mixed[group]
+        if mixed and self.num_free - self._others <= self._close:
+            slab = next(iter(mixed))
+            blocks = [block for block in range(slab * k, slab * k + k) if flags[block]][-most:]
+        else:
+            oldest = idle.next()
+            slab, stamps = oldest // k, self._stamp_at[group]
+            # What was given up together with it is as old.
+            blocks = [
+                block
+                for block in range(slab * k, slab * k + k)
+                if flags[block] and stamps[block] == stamps[oldest]
+            ][-most:]
+        idle.drop(blocks)
+        self._leave_idle(group, slab, blocks)
+        if self._cache is not None:
+            self._cache.drop_all(group, blocks)
+        return blocks
 
     def _oldest_idle_slab(self, group: int) -> int | None:
-        keep: list[tuple[int, int]] = []
-        found = None
-        while self._oldest:
-            last_use, slab = self._oldest[0]
-            valid = self._owner[slab] != NOBODY and not self._held[slab] and self._last_use[slab] == last_use
-            if valid and self._owner[slab] != group:
-                found = slab
-                break
-            entry = heapq.heappop(self._oldest)
-            if valid:
-                keep.append(entry)
-        for entry in keep:
-            heapq.heappush(self._oldest, entry)
-        return found
+        """The wholly idle slab of another group that was used longest ago."""
+        found: tuple[int, int] | None = None
+        for g, heap in enumerate(self._oldest):
+            if g == group:
+                continue
+            while heap and not self._is_wholly_idle(g, *heap[0]):
+                heapq.heappop(heap)
+            if heap and (found is None or heap[0] < found):
+                found = heap[0]
+        return None if found is None else found[1]
+
+    def _is_wholly_idle(self, group: int, last_use: int, slab: int) -> bool:
+        return self._owner[slab] == group and not self._held[slab] and self._last_use[slab] == last_use
 
     def _claim(self, group: int, slab: int) -> int:
         k = self.blocks_per_slab[group]
@@ -212,9 +237,10 @@ class SlabPool:
     def _vacate(self, slab: int) -> None:
         """A wholly idle slab loses its keys and becomes free."""
         group = self._owner[slab]
-        k = self.blocks_per_slab[group]
-        plain = set(self._plain[slab])
-        idle = [block for block in range(slab * k, slab * k + k) if block not in plain]
+        k, flags = self.blocks_per_slab[group], self._is_idle[group]
+        idle = [block for block in range(slab * k, slab * k + k) if flags[block]]
+        for block in idle:
+            flags[block] = 0
         self._idle[group].drop(idle)
         if self._cache is not None:
             self._cache.drop_all(group, idle)
@@ -227,34 +253,53 @@ class SlabPool:
         self._num_idle[slab] = 0
         self._free_slabs.append(slab)
 
-    def _note_plain(self, slab: int) -> None:
-        if self._plain[slab]:
-            heapq.heappush(self._fullest[self._owner[slab]], (len(self._plain[slab]), slab))
+    # --- one slab's counts ---
 
-    def _hold(self, group: int, block: int) -> None:
-        """A plain or idle block gets its first reference; it is out of its list."""
-        slab = block // self.blocks_per_slab[group]
-        self._refs_at[group][block] = 1
-        self._held[slab] += 1
-        if self._held[slab] == 1:
-            self._pinned_room[group] += self._num_idle[slab] + len(self._plain[slab]) + 1
-            self._wholly_idle -= 1
-            self._note_plain(slab)
-        self._pinned_room[group] -= 1
+    def _room(self, slab: int) -> int:
+        """What the slab adds to its group's pinned room."""
+        return self._num_idle[slab] + len(self._plain[slab]) if self._held[slab] else 0
 
-    def _leave_idle(self, group: int, block: int) -> None:
-        self._num_idle[block // self.blocks_per_slab[group]] -= 1
-        self._hold(group, block)
+    def _settle(self, group: int, slab: int, room: int, held: int) -> None:
+        """After a change of a slab's blocks: bring in line what is counted over all slabs.
+
+        Args:
+            room: its `_room` before.
+            held: its held blocks before.
+        """
+        now = self._held[slab]
+        self._pinned_room[group] += self._room(slab) - room
+        self._wholly_idle += (now == 0) - (held == 0)
+        if now and self._plain[slab]:
+            heapq.heappush(self._fullest[group], (len(self._plain[slab]), slab))
+        if now and self._num_idle[slab]:
+            self._mixed[group][slab] = None
+        else:
+            self._mixed[group].pop(slab, None)
+
+    def _leave_idle(self, group: int, slab: int, blocks: list[int]) -> None:
+        """Idle blocks of a slab, which are out of their queue, get their first reference."""
+        refs, flags = self._refs_at[group], self._is_idle[group]
+        room, held = self._room(slab), self._held[slab]
+        for block in blocks:
+            refs[block], flags[block] = 1, 0
+        self._num_idle[slab] -= len(blocks)
+        self._held[slab] = held + len(blocks)
+        self._settle(group, slab, room, held)
+
+    # --- holding and giving back ---
 
     def touch(self, group: int, blocks: list[int]) -> None:
         """Hold blocks that a request found."""
-        refs = self._refs_at[group]
+        refs, k = self._refs_at[group], self.blocks_per_slab[group]
+        idle: dict[int, list[int]] = {}
         for block in blocks:
             if refs[block]:
                 refs[block] += 1
             else:
-                self._idle[group].reuse([block])
-                self._leave_idle(group, block)
+                idle.setdefault(block // k, []).append(block)
+        for slab, found in idle.items():
+            self._idle[group].reuse(found)
+            self._leave_idle(group, slab, found)
 
     def give_back(self, group: int, blocks: list[int]) -> None:
         """Release blocks in this order; a slab whose last block is plain again goes back to the pool.
@@ -263,34 +308,67 @@ class SlabPool:
             BlockError: nobody holds one of them.
         """
         refs, k = self._refs_at[group], self.blocks_per_slab[group]
-        self._clock += 1
-        for block in blocks:
-            left = refs[block] - 1
-            if left < 0:
-                raise not_held(block)
-            refs[block] = left
-            if left == 0:
-                self._rest(group, block, block // k)
+        index = None if self._cache is None else self._cache.index_of[group]
+        stamps, flags, self._clock = self._stamp_at[group], self._is_idle[group], self._clock + 1
+        cached: list[int] = []
+        slabs: dict[int, tuple[int, int]] = {}
+        try:
+            for block in blocks:
+                left = refs[block] - 1
+                if left < 0:
+                    raise not_held(block)
+                refs[block] = left
+                if left:
+                    continue
+                slab = block // k
+                if slab not in slabs:
+                    slabs[slab] = (self._room(slab), self._held[slab])
+                self._held[slab] -= 1
+                if index is not None and block in index:
+                    stamps[block], flags[block] = self._clock, 1
+                    self._num_idle[slab] += 1
+                    cached.append(block)
+                else:
+                    self._plain[slab].append(block)
+        finally:
+            self._idle[group].push_cached(cached)
+            for slab, (room, held) in slabs.items():
+                self._rest(group, slab, room, held)
 
-    def _rest(self, group: int, block: int, slab: int) -> None:
-        cached = self._cache is not None and block in self._cache.index_of[group]
-        self._stamp_at[group][block] = self._last_use[slab] = self._clock
-        self._held[slab] -= 1
-        if cached:
-            self._num_idle[slab] += 1
-            self._idle[group].push_cached([block])
-        else:
-            self._plain[slab].append(block)
-            self._note_plain(slab)
+    def _rest(self, group: int, slab: int, room: int, held: int) -> None:
+        self._last_use[slab] = self._clock
+        self._settle(group, slab, room, held)
         if self._held[slab]:
-            self._pinned_room[group] += 1
             return
-        self._pinned_room[group] -= self._num_idle[slab] + len(self._plain[slab]) - 1
-        self._wholly_idle += 1
         if self._num_idle[slab]:
-            heapq.heappush(self._oldest, (self._last_use[slab], slab))
+            heapq.heappush(self._oldest[group], (self._clock, slab))
         else:
             self._free(slab)
+
+    # --- for snapshots and resizing ---
+
+    def seize(self, group: int, blocks: Sequence[int]) -> None:
+        """Hold these very blocks, each once, in a pool that has just been made."""
+        k = self.blocks_per_slab[group]
+        wanted = {block // k for block in blocks if self._owner[block // k] != group}
+        self._free_slabs = [slab for slab in self._free_slabs if slab not in wanted]
+        for slab in wanted:
+            self._claim(group, slab)
+        for block in blocks:
+            slab = block // k
+            room, held = self._room(slab), self._held[slab]
+            self._plain[slab].remove(block)
+            self._refs_at[group][block] = 1
+            self._held[slab] = held + 1
+            self._settle(group, slab, room, held)
+
+    def idle(self) -> list[tuple[int, int]]:
+        """(group, block) of all cached blocks that nobody holds, the least recently used first."""
+        queues = (
+            [(self._stamp_at[group][block], group, block) for block in queue.in_order()]
+            for group, queue in enumerate(self._idle)
+        )
+        return [(group, block) for _, group, block in heapq.merge(*queues, key=operator.itemgetter(0))]
 
     def check_ids(self, group: int, blocks: Sequence[int]) -> None:
         """Refuse ids that are not blocks of the group."""

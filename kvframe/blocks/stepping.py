@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from kvframe.blocks.tails import Tails
 Rows = npt.NDArray[np.intp]
 Growing = tuple[GroupRule, int, int, int]  # rule, row, tokens before, tokens after
 ALL_SERVED = StepResult()
+ONE = np.array(1, np.int32)
 FEW = 32  # up to so many events a row at a time costs less than numpy, whose calls find cold caches
 
 
@@ -29,6 +29,7 @@ class _Call(NamedTuple):
 
     rows: Rows | None  # None: place i is row i
     places: int  # how many
+    woken: Any  # bool, by kind and place
     new: Any
     lookahead: int
     in_flight: Any
@@ -51,12 +52,11 @@ class Stepper:
         # Where every group shares one set of block ids, the common events are done for all their rows at once.
         self._fast = isinstance(ops.pool, BlockPool)
         if isinstance(ops.pool, BlockPool):
-            self._singles, self._batches = Singles(ops, ops.pool), Batches(ops, ops.pool, tails)
+            self._singles, self._batches = Singles(ops, ops.pool, tails), Batches(ops, ops.pool, tails)
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
         self._limit = ops.config.max_model_len
         self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
-        self._starts = np.arange(1, len(self._rules))
         self._views: tuple[Any, ...] = (-1,)
 
     def step(self, slots: Any, new: Any, lookahead: int, in_flight: Any) -> StepResult:
@@ -67,7 +67,8 @@ class Stepper:
             if self._views[0] != slots:
                 self._views = self._dense_views(slots)
             count, computed, limits, flat, woken = self._views
-            computed += new
+            # A number that becomes an array costs more than the sum.
+            np.add(computed, ONE if isinstance(new, int) and new == 1 else new, computed)
         else:
             rows = np.asarray(slots, np.intp)
             count, limits = len(rows), ledger.thresholds[:, rows]
@@ -75,14 +76,14 @@ class Stepper:
             woken = flat.reshape(len(self._rules), count)
             computed = ledger.computed[rows] + np.asarray(new, np.int32)
             ledger.computed[rows] = computed
-        np.greater_equal(computed, limits, out=woken)
+        np.greater_equal(computed, limits, woken)
         if lookahead:
             growth = slice(self._first_growth, self._first_state)
             np.greater_equal(computed + lookahead, limits[growth], out=woken[growth])
         events = flat.nonzero()[0]
         if not events.size:
             return ALL_SERVED
-        return self._wake(events, _Call(rows, count, new, lookahead, in_flight))
+        return self._wake(events, _Call(rows, count, woken, new, lookahead, in_flight))
 
     def _dense_views(self, count: int) -> tuple[Any, ...]:
         ledger = self._ledger
@@ -92,65 +93,68 @@ class Stepper:
 
     def _wake(self, events: Rows, call: _Call) -> StepResult:
         """Do what the woken rows need, kind by kind: deaths, growth, keys."""
-        parts = self._by_kind(events, call)
+        few = events.size <= FEW
+        parts = self._few(events, call) if few else self._many(call)
+        engine = (self._singles if few else self._batches) if self._fast else None
         growing = [part for part in parts if self._first_growth <= part.kind < self._first_key]
-        singly = self._fast and self._grows_singly(growing, call)
-        if not singly:
+        growth: list[Growing] = []
+        if growing and (engine is None or not self._grows_singly(engine, growing, call)):
             growth = self._growing(growing, call)
             self._check_length(growth, call)
+            growing = []
+        refused: tuple[Refused, ...] = ()
         for part in parts:
             if part.kind < self._first_growth:
-                self._bury(part, call)
-        refused: tuple[Refused, ...] = ()
-        if singly:
+                settled = self._settled(part, call)
+                if engine is None or not engine.bury(part.rule, part.rows, settled):
+                    self._bury(part, settled)
+        if engine is not None:
             for part in growing:
-                self._engine(part).grow(part.rule, part.rows)
-        elif growth:
+                engine.grow(part.rule, part.rows)
+        if growth:
             refused = self._grow(growth, call)
         for part in parts:
-            if part.kind >= self._first_key:
+            if part.kind >= self._first_key and (
+                refused or engine is None or not engine.register(part.rule, part.rows)
+            ):
                 self._register(part, call, refused)
         return StepResult(refused=refused) if refused else ALL_SERVED
 
-    def _by_kind(self, events: Rows, call: _Call) -> list[_Part]:
-        count, parts = call.places, []
-        if events.size <= FEW:
-            kind = -1
-            for event in events.tolist():
-                if event // count != kind:
-                    kind = event // count
-                    places: list[int] = []
-                    parts.append(_Part(kind, self._rules[kind], places, places))
-                places.append(event - kind * count)
-            if call.rows is not None:
-                picked = call.rows.tolist()
-                parts = [_Part(k, rule, at, [picked[place] for place in at]) for k, rule, at, _ in parts]
-            return parts
-        cuts = [0, *np.searchsorted(events, self._starts * count).tolist(), len(events)]
-        for kind, (start, stop) in enumerate(itertools.pairwise(cuts)):
-            if start < stop:
-                at = events[start:stop] - kind * count
-                rows = at if call.rows is None else call.rows[at]
-                few = stop - start <= FEW
-                parts.append(
-                    _Part(kind, self._rules[kind], at.tolist() if few else at, rows.tolist() if few else rows)
-                )
+    def _few(self, events: Rows, call: _Call) -> list[_Part]:
+        """The events by kind, as lists."""
+        count, parts, end = call.places, [], 0
+        picked = None if call.rows is None else call.rows.tolist()
+        for event in events.tolist():
+            if event >= end:
+                kind = event // count
+                start, end = kind * count, kind * count + count
+                places: list[int] = []
+                rows = places if picked is None else []
+                parts.append(_Part(kind, self._rules[kind], places, rows))
+            places.append(event - start)
+            if picked is not None:
+                rows.append(picked[event - start])
         return parts
 
-    def _engine(self, part: _Part) -> Any:
-        return self._singles if isinstance(part.rows, list) else self._batches
+    def _many(self, call: _Call) -> list[_Part]:
+        """The events by kind, as arrays."""
+        parts = []
+        for kind, woken in enumerate(call.woken):
+            places = woken.nonzero()[0]
+            if places.size:
+                rows = places if call.rows is None else call.rows[places]
+                parts.append(_Part(kind, self._rules[kind], places, rows))
+        return parts
 
-    def _grows_singly(self, growing: list[_Part], call: _Call) -> bool:
+    def _grows_singly(self, engine: Any, growing: list[_Part], call: _Call) -> bool:
         """Whether all growth is one block for each woken row, and the pool has them: deaths can only add to it."""
-        for part in growing:
-            if part.kind >= self._first_state or not self._all_move(part, call):
+        blocks = 0
+        for kind, rule, places, rows in growing:
+            moves = isinstance(call.new, int) or (np.asarray(call.new)[places] > 0).all()
+            if kind >= self._first_state or not moves or not engine.grows_singly(rule, rows, call.lookahead):
                 return False
-            if not self._engine(part).grows_singly(part.rule, part.rows, call.lookahead):
-                return False
-        return not self._ops.pool.missing([sum([len(part.rows) for part in growing])])
-
-    def _all_move(self, part: _Part, call: _Call) -> bool:
-        return isinstance(call.new, int) or bool((np.asarray(call.new)[part.places] > 0).all())
+            blocks += len(rows)
+        return blocks <= self._ops.pool.num_free
 
     def _growing(self, growing: list[_Part], call: _Call) -> list[Growing]:
         computed = self._ledger.computed_at
@@ -175,29 +179,27 @@ class Stepper:
             rule = f"a request would grow beyond the longest of {self._limit} tokens"
             raise BlockError(what="num_new_tokens", value=longest, rule=rule)
 
-    def _bury(self, part: _Part, call: _Call) -> None:
-        """Give back what died before the step: at the count that has settled when it starts."""
-        settled: Any
+    def _settled(self, part: _Part, call: _Call) -> Any:
+        """The tokens of the part's rows that had settled when the step started: what is dead is dead at that count."""
+        new, flying = call.new, call.in_flight
         if isinstance(part.rows, list):
-            rows, moved = self._loops(part, call.new)
-            _, flying = self._loops(part, call.in_flight)
             computed = self._ledger.computed_at
-            settled = [computed[row] - n - f for row, n, f in zip(rows, moved, flying, strict=True)]
-        else:
-            gone = [
-                value if isinstance(value, int) else np.asarray(value)[part.places]
-                for value in (call.new, call.in_flight)
-            ]
-            settled = self._ledger.computed.take(part.rows) - (gone[0] + gone[1])
-        if self._fast and self._engine(part).bury(part.rule, part.rows, settled):
-            return
-        rows, counts = self._loops(part, 0)[0], settled if isinstance(settled, list) else settled.tolist()
-        for row, tokens in zip(rows, counts, strict=True):
+            if isinstance(new, int) and isinstance(flying, int):
+                return [computed[row] - new - flying for row in part.rows]
+            _, moved = self._loops(part, new)
+            _, unsettled = self._loops(part, flying)
+            return [computed[row] - n - f for row, n, f in zip(part.rows, moved, unsettled, strict=True)]
+        gone = [v if isinstance(v, int) else np.asarray(v)[part.places] for v in (new, flying)]
+        return self._ledger.computed.take(part.rows) - (gone[0] + gone[1])
+
+    # --- a row at a time ---
+
+    def _bury(self, part: _Part, settled: Any) -> None:
+        counts = settled if isinstance(settled, list) else settled.tolist()
+        for row, tokens in zip(self._loops(part, 0)[0], counts, strict=True):
             self._ops.bury(part.rule, row, max(tokens, 0))
 
     def _register(self, part: _Part, call: _Call, refused: tuple[Refused, ...]) -> None:
-        if self._fast and not refused and self._engine(part).register(part.rule, part.rows):
-            return
         stuck = {answer.slot for answer in refused}
         computed, known = self._ledger.computed_at, self._ledger.known_at
         for row, step in zip(*self._loops(part, call.new), strict=True):
@@ -205,8 +207,6 @@ class Stepper:
                 self._keying.register_group(
                     part.rule, part.rule.publishing, row, min(computed[row], known[row])
                 )
-
-    # --- a row at a time ---
 
     def _grow(self, growing: list[Growing], call: _Call) -> tuple[Refused, ...]:
         """Grow what must grow; rows that do not fit stay as they were and are refused."""

@@ -12,6 +12,7 @@ from kvframe.blocks.arrays import items
 
 Table = npt.NDArray[np.int32]
 Places = npt.NDArray[np.intp]
+ONE = np.array(1, np.intp)
 
 
 class DirtyRows(NamedTuple):
@@ -46,9 +47,13 @@ class BlockTables:
             for end, width in zip(ends.tolist(), widths, strict=True)
         )
         self.widths = tuple(widths)
-        self.length = np.zeros((len(widths), rows), np.int32)
-        self._singles: list[list[int]] = [[] for _ in widths]  # slot, first entry, end, slot, first entry, …
-        self._batches: list[tuple[int, Places, Places, Places]] = []  # group, slots, first entries, ends
+        self.length = np.zeros((len(widths), rows), np.intp)
+        # Where each row begins in its group's table, taken as one long row of places.
+        self.starts: tuple[Places, ...] = tuple(np.arange(rows) * width for width in widths)
+        self._ranges: list[list[int]] = [[] for _ in widths]  # slot, first entry, end, slot, first entry, …
+        self._places: list[list[int]] = [[] for _ in widths]  # of single entries
+        self._batches: list[tuple[int, Places, Places]] = []  # group, slots, an entry of each
+        self._all_dirty = False
         self._overflow = 16 * rows + 1024
         self._items = tuple(items(table) for table in self.tables)
         self._length_at = tuple(items(row) for row in self.length)
@@ -67,19 +72,20 @@ class BlockTables:
 
     def put(self, group: int, slot: int, entry: int, block: int) -> None:
         """Change one entry that the row has."""
-        self._items[group][slot * self.widths[group] + entry] = block
-        self._touch(group, slot, entry, entry + 1)
+        place = slot * self.widths[group] + entry
+        self._items[group][place] = block
+        self.touch(group, (place,))
 
     def append(self, group: int, slot: int, blocks: Sequence[int]) -> None:
         """Add entries at the end of a row."""
         start = self._length_at[group][slot]
         stop = start + len(blocks)
+        self._length_at[group][slot] = stop
         if len(blocks) == 1:
-            self._items[group][slot * self.widths[group] + start] = blocks[0]
+            self.put(group, slot, start, blocks[0])
         else:
             self.tables[group][slot, start:stop] = blocks
-        self._length_at[group][slot] = stop
-        self._touch(group, slot, start, stop)
+            self._touch_range(group, slot, start, stop)
 
     def cut(self, group: int, slot: int, start: int, stop: int) -> list[int]:
         """Null the entries [start, stop); returns the blocks that were there, the last first."""
@@ -92,7 +98,7 @@ class BlockTables:
         blocks: list[int] = view[view > 0][::-1].tolist()
         if blocks:
             view[:] = 0
-            self._touch(group, slot, start, stop)
+            self._touch_range(group, slot, start, stop)
         return blocks
 
     def cut_end(self, group: int, slot: int, stop: int) -> list[int]:
@@ -105,42 +111,52 @@ class BlockTables:
         """Empty a row; returns its blocks, the last first."""
         return self.cut_end(group, slot, 0)
 
-    def _touch(self, group: int, slot: int, start: int, stop: int) -> None:
-        singles = self._singles[group]
-        singles += (slot, start, stop)
-        if len(singles) > self._overflow:
+    def _touch_range(self, group: int, slot: int, start: int, stop: int) -> None:
+        ranges = self._ranges[group]
+        ranges += (slot, start, stop)
+        if len(ranges) > self._overflow:
             self._mark_all()
 
-    def touch_few(self, group: int, slots: list[int], ends: list[int]) -> None:
-        """Note that the entry before its end changed in each of these rows."""
-        singles = self._singles[group]
-        for slot, end in zip(slots, ends, strict=True):
-            singles += (slot, end - 1, end)
-        if len(singles) > self._overflow:
+    def touch(self, group: int, places: Sequence[int]) -> None:
+        """Note that these entries changed, each by its place in the group's table."""
+        noted = self._places[group]
+        noted += places
+        if len(noted) > self._overflow:
             self._mark_all()
 
     def touch_many(self, group: int, slots: Places, entries: Places) -> None:
         """Note that one entry of each of these rows changed; the arrays are kept, and must not change after."""
-        self._batches.append((group, slots, entries, entries + 1))
+        self._batches.append((group, slots, entries))
         if len(self._batches) > self._overflow:
             self._mark_all()
 
     def _mark_all(self) -> None:
         # Nobody takes note of the changes: remember only that every row may have changed.
-        slots = np.arange(self.rows)
-        self._singles = [[] for _ in self.widths]
-        self._batches = [
-            (g, slots, np.zeros_like(slots), np.full_like(slots, width))
-            for g, width in enumerate(self.widths)
-        ]
+        self._forget()
+        self._all_dirty = True
+
+    def _forget(self) -> None:
+        self._ranges, self._places, self._batches = [[] for _ in self.widths], [[] for _ in self.widths], []
+        self._all_dirty = False
 
     def take_dirty(self) -> list[DirtyRows]:
         """What changed since the last call; then all is clean."""
-        changed = [DirtyRows(*batch) for batch in self._batches]
-        self._batches = []
-        for group, singles in enumerate(self._singles):
-            if singles:
-                columns = np.array(singles, np.intp).reshape(-1, 3)
+        if self._all_dirty:
+            self._forget()
+            slots = np.arange(self.rows)
+            return [
+                DirtyRows(g, slots, np.zeros_like(slots), np.full_like(slots, width))
+                for g, width in enumerate(self.widths)
+            ]
+        changed = [DirtyRows(group, slots, entries, entries + ONE) for group, slots, entries in self._batches]
+        for group, (ranges, places) in enumerate(zip(self._ranges, self._places, strict=True)):
+            if ranges:
+                columns = np.array(ranges, np.intp).reshape(-1, 3)
                 changed.append(DirtyRows(group, columns[:, 0], columns[:, 1], columns[:, 2]))
-                self._singles[group] = []
+                self._ranges[group] = []
+            if places:
+                slots, entries = np.divmod(np.array(places, np.intp), self.widths[group])
+                changed.append(DirtyRows(group, slots, entries, entries + ONE))
+                self._places[group] = []
+        self._batches = []
         return changed

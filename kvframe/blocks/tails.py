@@ -12,9 +12,10 @@ import numpy.typing as npt
 from kvframe.blocks.arrays import items
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.hashing import DIGEST_BYTES, TokenChain
-from kvframe.blocks.keys import Digests
+from kvframe.blocks.keys import HASH, Digests
 from kvframe.blocks.ledger import Ledger
 
+ONE = np.array(1, np.int32)
 PARENT = DIGEST_BYTES // 4  # words of 4 bytes in front of a row's tokens: the hash of its last unit
 
 
@@ -37,20 +38,25 @@ class Tails:
         self._flat = self._words.reshape(-1)
         self._bytes = items(self._words.view(np.uint8))
         self._row_bytes = width * 4
+        self._hashes: npt.NDArray[np.void] = np.ndarray(rows, HASH, self._words, strides=(self._row_bytes,))
         self._start = np.arange(rows) * width + PARENT
         self._end = self._start + config.hash_unit + config.hash_lookahead
         self._cursor = self._start.copy()
-        self._left = np.zeros(rows, np.intp)  # tokens that stay when a full row is hashed
-        self._left += config.hash_lookahead
+        self._begin = self._start + config.hash_lookahead  # where a row goes on when it was hashed
         self._digests: list[bytearray] = [bytearray() for _ in range(rows)]
-        self._words64 = self._words.view(np.uint64)[:, : PARENT // 2]
         self._raw = [False] * rows  # rows whose next unit is hashed as raw bytes, without extra keys
         self.hashed = np.zeros(rows, np.int32)  # tokens that the chain's hashes cover
-        self._hashed_at = items(self.hashed)
+        self.hashed_at = items(self.hashed)
+        self._views: tuple[Any, ...] = (-1,)
 
     def last(self, rows: npt.NDArray[np.intp]) -> Digests:
         """The last hash of each row."""
-        return self._words64[rows]
+        return self._hashes[rows].view(np.uint64).reshape(-1, PARENT // 2)
+
+    def hash_of(self, row: int) -> memoryview:
+        """The last hash of a row, for the moment."""
+        at = row * self._row_bytes
+        return self._bytes[at : at + DIGEST_BYTES]
 
     def load(self, row: int) -> None:
         """Take over a request's tail when it is admitted."""
@@ -65,7 +71,7 @@ class Tails:
     def _note(self, row: int, chain: TokenChain) -> None:
         at = row * self._row_bytes
         self._bytes[at : at + DIGEST_BYTES] = chain.parent
-        self._hashed_at[row] = chain.num_units * self._unit
+        self.hashed_at[row] = chain.num_units * self._unit
 
     def store(self, row: int) -> None:
         """Hand count and tail back to the request, when it leaves its row."""
@@ -80,21 +86,30 @@ class Tails:
 
     def append_one(self, slots: int | npt.NDArray[np.intp], tokens: npt.NDArray[np.int32]) -> None:
         """One token for each row; rows without a request take none."""
-        picked: Any = slice(slots) if isinstance(slots, int) else slots
-        known = self._ledger.known[picked]
-        known += 1
-        cursor = self._cursor[picked]
+        if not isinstance(slots, int):
+            self._append_picked(slots, tokens)
+            return
+        if self._views[0] != slots:
+            self._views = (slots, self._ledger.known[:slots], self._cursor[:slots], self._end[:slots])
+        _, known, cursor, end = self._views
+        np.add(known, ONE, known)
         if self._hashing:
             self._flat[cursor] = tokens
-            cursor += 1
-        if not isinstance(slots, int):  # then these are copies
-            self._ledger.known[picked] = known
-            self._cursor[picked] = cursor
-        if not self._hashing:
-            return
-        full = (cursor == self._end[picked]).nonzero()[0]
-        if full.size:
-            self._hash_full((full if isinstance(slots, int) else slots[full]).tolist())
+            np.add(cursor, ONE, cursor)
+            full = np.equal(cursor, end).nonzero()[0]
+            if full.size:
+                self._hash_full(full)
+
+    def _append_picked(self, slots: npt.NDArray[np.intp], tokens: npt.NDArray[np.int32]) -> None:
+        self._ledger.known[slots] += ONE
+        if self._hashing:
+            cursor = self._cursor.take(slots)
+            self._flat[cursor] = tokens
+            cursor += ONE
+            self._cursor[slots] = cursor
+            full = slots[cursor == self._end.take(slots)]
+            if full.size:
+                self._hash_full(full)
 
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Some tokens for one row."""
@@ -104,10 +119,10 @@ class Tails:
         self._ledger.known_at[row] = chain.num_tokens
         self.load(row)
 
-    def _hash_full(self, rows: list[int]) -> None:
+    def _hash_full(self, full: npt.NDArray[np.intp]) -> None:
         raw, digests, data, width = self._raw, self._digests, self._bytes, self._row_bytes
-        hashed, sha256, unit, length = self._hashed_at, hashlib.sha256, self._unit, self._hash_bytes
-        for row in rows:
+        hashed, sha256, unit, length = self.hashed_at, hashlib.sha256, self._unit, self._hash_bytes
+        for row in full.tolist():
             if not raw[row]:
                 self._hash(row)
                 continue
@@ -116,7 +131,7 @@ class Tails:
             data[at : at + DIGEST_BYTES] = digest
             digests[row] += digest
             hashed[row] += unit
-        self._cursor[rows] = self._start[rows] + self._left[rows]
+        self._cursor[full] = self._begin.take(full)
 
     def _hash(self, row: int) -> None:
         if self._ledger.requests[row] is not None:

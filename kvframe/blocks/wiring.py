@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvframe.blocks.admission import Admitter
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.forks import Forker, RollBack
-from kvframe.blocks.hashing import block_hash
-from kvframe.blocks.hits import HitSearch
+from kvframe.blocks.hashing import TokenChain, block_hash
+from kvframe.blocks.hits import Hit, HitSearch
 from kvframe.blocks.keying import Keying, StateNotes
 from kvframe.blocks.ledger import Ledger
 from kvframe.blocks.making import make_pool
+from kvframe.blocks.pins import Pins
 from kvframe.blocks.pool import Pool
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import EvictionPolicy
@@ -49,9 +50,10 @@ class Wiring:
         self.ledger = Ledger(config, rules)
         self._tails = Tails(self.ledger, config)
         self.join(config, pool, cache)
+        self.pins = Pins(self)
 
     def join(self, config: BlockConfig, pool: Pool, cache: PrefixCache | None) -> None:
-        """Let the rows as they are go on with this pool and this cache."""
+        """Let the rows go on with this pool and this cache, which know their blocks."""
         self.config, self.pool, self.cache = config, pool, cache
         rules, ledger, tables, notes = self._rules, self.ledger, self.tables, self._notes
         self._ops = RowOps(config, rules, ledger, tables, pool, cache, notes)
@@ -60,3 +62,27 @@ class Wiring:
         self._admitter = Admitter(self._ops, self._keying, self._search)
         self._stepper = Stepper(self._ops, self._keying, self._tails)
         self._forker, self._roll_back = Forker(self._ops), RollBack(self._ops, self._keying)
+
+    def rename(self, rename: Callable[[int, int], int]) -> None:
+        """Blocks have other ids, by group and old id: in the tables, and in what the worker has yet to be told."""
+        for row, request in enumerate(self.ledger.requests):
+            for g in range(len(self._rules)) if request is not None else ():
+                for entry, block in enumerate(self.tables.row(g, row).tolist()):
+                    if block and rename(g, block) != block:
+                        self.tables.put(g, row, entry, rename(g, block))
+        self._ops.fresh = [[rename(g, block) for block in fresh] for g, fresh in enumerate(self._ops.fresh)]
+        self._notes.keyed_now = {(g, rename(g, block)) for g, block in self._notes.keyed_now}
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies wait to be taken."""
+        return bool(self._ops.copies)
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """Who is told of keys and tokens; None where there is nobody, or nothing to tell."""
+        return self._watcher
+
+    def longest_hit(self, chain: TokenChain) -> Hit:
+        """The longest prefix of these tokens that every group has cached."""
+        return self._search.find(chain)
