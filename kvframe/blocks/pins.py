@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvframe.blocks.errors import BlockError
+from kvframe.blocks.hashing import DIGEST_BYTES, TokenChain
 from kvframe.blocks.hits import Hit
 from kvframe.blocks.requests import BlockRequest
 from kvframe.blocks.results import Deferred, Refused
@@ -53,6 +54,10 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
+    def all(self) -> dict[str, Pin]:
+        """The pins by name; the dict is the caller's."""
+        return dict(self._pins)
+
     @property
     def num_units(self) -> int:
         """Blocks, or slabs where groups cut them, that pins keep from eviction."""
@@ -75,10 +80,11 @@ class Pins:
         """
         if name in self._pins:
             raise BlockError(what="name", value=name, rule="is pinned already; unpin it first")
-        hit = self._whole_hit(request)
+        hit, ahead = self._whole_hit(request)
         if not hit.tokens:
             return Deferred(reason="not_cached")
-        pin = Pin(tokens=hit.tokens, blocks=tuple(tuple(b for b in row if b) for row in hit.blocks))
+        rows = [[*filter(None, row), *more] for row, more in zip(hit.blocks, ahead, strict=True)]
+        pin = Pin(tokens=hit.tokens, blocks=tuple(map(tuple, rows)))
         config = self._manager.config
         excess = len(self._units([*self._pins.values(), pin])) - int(
             config.pin_limit * (config.num_blocks - 1)
@@ -86,14 +92,10 @@ class Pins:
         if excess > 0:
             needed = {group.name: len(row) for group, row in zip(config.groups, pin.blocks, strict=True)}
             return Refused(missing=excess, needed=needed, reason="pin_limit")
-        self.hold(name, pin)
-        return pin
-
-    def hold(self, name: str, pin: Pin) -> None:
-        """Hold a pin's blocks, which are cached."""
         for group, row in enumerate(pin.blocks):
             self._manager.pool.touch(group, list(row))
         self._pins[name] = pin
+        return pin
 
     def unpin(self, name: str) -> None:
         """Let a prefix go: it stays cached until it is evicted.
@@ -108,26 +110,39 @@ class Pins:
             self._manager.pool.give_back(group, list(row[::-1]))
 
     def replace(self, pins: dict[str, Pin]) -> None:
-        """Name the same blocks otherwise, after a resize."""
+        """These pins are held from now on; the pool counts them already."""
         self._pins = pins
 
     def _units(self, pins: Iterable[Pin]) -> set[int]:
         cuts = [group.blocks_per_slab for group in self._manager.config.groups]
-        return {
-            block // k
-            for pin in pins
-            for k, row in zip(cuts, pin.blocks, strict=True)
-            for block in row
-        }
+        return {block // k for pin in pins for k, row in zip(cuts, pin.blocks, strict=True) for block in row}
 
-    def _whole_hit(self, request: BlockRequest) -> Hit:
-        """The longest hit that ends with a block of every group: what is inside a block may move or be overwritten."""
+    def _whole_hit(self, request: BlockRequest) -> tuple[Hit, list[list[int]]]:
+        """The longest hit that ends with a block of every group, and the blocks behind it that draft groups need.
+
+        What is inside a block may move or be overwritten, so it cannot be pinned.
+        """
         chain, unit = copy.copy(request.chain), self._manager.config.step_unit
         end = request.num_tokens // unit * unit
         while True:
             # A hit leaves out at least one token, so one more is claimed than there is.
             chain.num_tokens = end + 1
             hit = self._manager.longest_hit(chain)
-            if hit.tokens % unit == 0:
-                return hit
-            end = hit.tokens // unit * unit
+            ahead = self._ahead(chain, hit.tokens)
+            if not hit.tokens or (hit.tokens % unit == 0 and ahead is not None):
+                return hit, ahead or []
+            end = (hit.tokens - 1) // unit * unit
+
+    def _ahead(self, chain: TokenChain, tokens: int) -> list[list[int]] | None:
+        """By group the block behind a hit that it depends on, for a draft model; None if one is not whole."""
+        config, cache = self._manager.config, self._manager.cache
+        blocks: list[list[int]] = [[] for _ in config.groups]
+        for g in config.keyed:
+            if cache is not None and config.drop_unit(g):
+                at = (tokens + config.groups[g].lifetime.block) // chain.unit * DIGEST_BYTES
+                digest = bytes(chain.digests[at - DIGEST_BYTES : at])
+                block = cache.find(g, digest) if at <= len(chain.digests) else 0
+                if not block:
+                    return None
+                blocks[g] = [block]
+        return blocks

@@ -221,9 +221,9 @@ class PrefixCache:
         for group, blocks, digests in image.whole:
             self.index_of[group].add_many(blocks, group, digests)
         self._covers.update({(space, block): tokens for space, block, tokens in image.covers})
-        for group, digest, blocks in image.further:
-            self._holders[group, digest] = list(blocks)
-            for block in blocks:
+        for group, digest, held in image.further:
+            self._holders[group, digest] = list(held)
+            for block in held:
                 self._further.setdefault((self._space_of[group], block), []).append((group, digest))
 
     def clear(self) -> None:

@@ -6,11 +6,12 @@ copies them, `Shrink.commit` makes it so. What is cached beyond the end, or wher
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.making import make_pool
-from kvframe.blocks.pins import Pin
 from kvframe.blocks.results import Copy, Refused
 from kvframe.blocks.transplant import Held, fill, holders, must_be_settled, renamed
 from kvframe.blocks.wiring import Wiring
@@ -30,7 +31,7 @@ class Shrink:
     num_blocks: int
     moves: tuple[Copy, ...]
     _units: dict[int, int] = attrs.field(alias="units")
-    _computed: bytes = attrs.field(alias="computed")
+    _state: Any = attrs.field(alias="state")
 
     def commit(self) -> None:
         """The engine has copied: tables, pins and keys name the new blocks, and the pool ends earlier.
@@ -38,8 +39,8 @@ class Shrink:
         Raises:
             BlockError: the manager was used since `shrink`; what was copied is stale, so ask again.
         """
-        again = shrink(self.manager, self.num_blocks)
-        if again != self:
+        must_be_settled(self.manager)
+        if _state(self.manager) != self._state:
             raise BlockError(
                 what="num_blocks",
                 value=self.num_blocks,
@@ -68,7 +69,8 @@ def grow(manager: Wiring, num_blocks: int) -> None:
 def shrink(manager: Wiring, num_blocks: int) -> Shrink | Refused:
     """What must move for the pool to end after so many slabs (blocks, where no group splits slabs).
 
-    A slab moves as a whole, with what is cached in it; into one that is free, or else the one that goes first.
+    A slab moves as a whole, with what is cached in it; into one that is free, or else the one that goes first. What is
+    cached where something moves to is evicted at once; nothing else changes before `Shrink.commit`.
 
     Args:
         manager: whose pool.
@@ -103,13 +105,17 @@ def shrink(manager: Wiring, num_blocks: int) -> Shrink | Refused:
         for g, block in sorted({*held, *idle})
         if block // cuts[g] in units
     )
-    return Shrink(
-        manager=manager,
-        num_blocks=num_blocks,
-        moves=moves,
-        units=units,
-        computed=manager.ledger.computed.tobytes(),
-    )
+    if manager.cache is not None:
+        targets = set(units.values())
+        for g, block in idle:
+            if block // cuts[g] in targets:
+                manager.cache.drop(g, block)
+    return Shrink(manager=manager, num_blocks=num_blocks, moves=moves, units=units, state=_state(manager))
+
+
+def _state(manager: Wiring) -> Any:
+    """What tells whether a manager was used."""
+    return holders(manager), manager.pool.idle(), manager.ledger.computed.tobytes()
 
 
 def _rebuild(manager: Wiring, num_blocks: int, units: dict[int, int]) -> None:
@@ -144,18 +150,12 @@ def _rebuild(manager: Wiring, num_blocks: int, units: dict[int, int]) -> None:
         spaces = {0: 0} if config.uniform else {g: g for g in range(len(cuts))}
         cache.restore(renamed(manager.cache.image(), rename, spaces))
     fill(pool, held, idle)
-    manager.rename(rename)
-    fresh = manager.take_unzeroed()
-    manager.join(config, pool, cache)
-    manager.keep_unzeroed(fresh)
+    manager.rejoin(config, pool, cache, rename)
     manager.pins.replace(
         {
-            name: Pin(
-                tokens=manager.pins[name].tokens,
-                blocks=tuple(
-                    tuple(rename(g, b) for b in row) for g, row in enumerate(manager.pins[name].blocks)
-                ),
+            name: attrs.evolve(
+                pin, blocks=tuple(tuple(rename(g, b) for b in row) for g, row in enumerate(pin.blocks))
             )
-            for name in manager.pins
+            for name, pin in manager.pins.all().items()
         }
     )

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from kvframe.blocks.errors import BlockError
+from kvframe.blocks.pins import Pin
 from kvframe.blocks.pool import Pool
 from kvframe.blocks.prefix import CacheImage
 from kvframe.blocks.wiring import Wiring
@@ -21,13 +22,19 @@ Rename = Callable[[int, int], int]  # (group, block) to the block's new id
 
 def holders(manager: Wiring) -> Counter[Held]:
     """How often each block is held, by requests and by pins."""
-    held: Counter[Held] = Counter()
+    held = pinned(manager.pins.all())
     for row, request in enumerate(manager.ledger.requests):
         if request is not None:
             for g in range(len(manager.config.groups)):
                 held.update((g, block) for block in manager.tables.row(g, row).tolist() if block)
-    for name in manager.pins:
-        for g, blocks in enumerate(manager.pins[name].blocks):
+    return held
+
+
+def pinned(pins: Mapping[str, Pin]) -> Counter[Held]:
+    """How often each block is held by pins."""
+    held: Counter[Held] = Counter()
+    for pin in pins.values():
+        for g, blocks in enumerate(pin.blocks):
             held.update((g, block) for block in blocks)
     return held
 
@@ -78,5 +85,7 @@ def renamed(image: CacheImage, rename: Rename, groups_of_space: Mapping[int, int
         covers=tuple(
             (space, rename(groups_of_space[space], block), tokens) for space, block, tokens in image.covers
         ),
-        further=tuple((g, digest, tuple(rename(g, b) for b in blocks)) for g, digest, blocks in image.further),
+        further=tuple(
+            (g, digest, tuple(rename(g, b) for b in blocks)) for g, digest, blocks in image.further
+        ),
     )

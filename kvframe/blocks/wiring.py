@@ -63,15 +63,20 @@ class Wiring:
         self._stepper = Stepper(self._ops, self._keying, self._tails)
         self._forker, self._roll_back = Forker(self._ops), RollBack(self._ops, self._keying)
 
-    def rename(self, rename: Callable[[int, int], int]) -> None:
-        """Blocks have other ids, by group and old id: in the tables, and in what the worker has yet to be told."""
+    def rejoin(
+        self, config: BlockConfig, pool: Pool, cache: PrefixCache | None, rename: Callable[[int, int], int]
+    ) -> None:
+        """`join`, where blocks have other ids: `rename` says which, by group and old id."""
         for row, request in enumerate(self.ledger.requests):
             for g in range(len(self._rules)) if request is not None else ():
                 for entry, block in enumerate(self.tables.row(g, row).tolist()):
                     if block and rename(g, block) != block:
                         self.tables.put(g, row, entry, rename(g, block))
-        self._ops.fresh = [[rename(g, block) for block in fresh] for g, fresh in enumerate(self._ops.fresh)]
+        ends = [config.num_blocks * group.blocks_per_slab for group in config.groups]
+        fresh = [[rename(g, block) for block in row] for g, row in enumerate(self._ops.fresh)]
         self._notes.keyed_now = {(g, rename(g, block)) for g, block in self._notes.keyed_now}
+        self.join(config, pool, cache)
+        self._ops.fresh = [[b for b in row if b < end] for row, end in zip(fresh, ends, strict=True)]
 
     @property
     def has_copies(self) -> bool:

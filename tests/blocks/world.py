@@ -8,6 +8,8 @@ reads must be there; what it writes is written. All in dicts and loops, sharing 
 from __future__ import annotations
 
 import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,6 +19,7 @@ from kvframe.blocks import (
     Admission,
     BlockConfig,
     BlockRequest,
+    Deferred,
     ExtraKeys,
     GroupBlocks,
     KVCacheManager,
@@ -24,7 +27,11 @@ from kvframe.blocks import (
     Served,
     chunk_stops,
 )
+from kvframe.blocks.common import common_prefix
 from kvframe.blocks.hashing import block_hash
+from kvframe.blocks.pins import Pin
+from kvframe.blocks.resize import grow, shrink
+from kvframe.blocks.snapshot import Restored, load, save
 from kvframe.blocks.state import exported_position
 from kvframe.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, PrefixIndex, Recorder
 from kvframe.lifetime import Lifetime
@@ -94,6 +101,7 @@ def random_config(random_: random.Random) -> BlockConfig:
         watermark=random_.choice([0.0, 0.0, 0.1]),
         eviction=random_.choice(["lru", "lru", "frequency"]),
         hash_name=random_.choice(["sha256", "sha256_cbor"]),
+        pin_limit=random_.choice([0.25, 0.5]),
     )
     if caching and sparse:
         interval = random_.choice([None, None, 0, base.step_unit, 2 * base.step_unit])
@@ -109,7 +117,8 @@ class World:
 
     def __init__(self, config: BlockConfig, random_: random.Random, *, watched: bool = False) -> None:
         self.config, self.random = config, random_
-        self.index, self.salted = PrefixIndex(), False
+        self.index, self.salted, self.restored = PrefixIndex(), False, False
+        self.pinned: dict[str, tuple[list[int], str | None]] = {}  # tokens, salt
         self.recorder = Recorder([self.hear]) if random_.random() < 0.4 or watched else None
         self.manager = KVCacheManager(config, watcher=self.recorder)
         self.rows: dict[int, Running] = {}
@@ -130,6 +139,8 @@ class World:
         assert self.index.complete
         for event in batch.events:
             if isinstance(event, BlockStored):
+                if not event.token_ids and self.restored:
+                    continue  # a snapshot knows hashes only
                 assert len(event.block_hashes) * event.block_size == len(event.token_ids)
                 self.check_stored(event)
         if not any(isinstance(event, AllBlocksCleared) for event in batch.events):
@@ -530,9 +541,126 @@ class World:
             for row in list(self.rows):
                 self.preempt(row)
         done = self.manager.reset()
-        assert done == (not self.rows)
+        assert done == (not self.rows and not self.pinned)
         if done:
             assert self.manager.num_keys == 0
+
+    def pin(self) -> None:
+        """Pin what is cached of some request's tokens; now and then one more token than it has."""
+        known = [*self.rows.values(), *self.waiting]
+        if not known or len(self.pinned) == 3:
+            return
+        running = self.random.choice(known)
+        self.tags += 1
+        request = self.manager.request(running.tokens, extra=ExtraKeys(salt=running.salt))
+        before = self.picture()
+        answer = self.manager.pins.pin(str(self.tags), request)
+        limit = int(self.config.pin_limit * (self.config.num_blocks - 1))
+        if not isinstance(answer, Pin):
+            assert self.picture() == before
+            assert answer == Deferred(reason="not_cached") or (
+                isinstance(answer, Refused) and answer.reason == "pin_limit" and answer.missing > 0
+            )
+            return
+        assert answer.tokens % self.config.step_unit == 0
+        assert self.manager.pins.num_units <= limit
+        self.pinned[str(self.tags)] = ([*running.tokens, 0], running.salt)
+
+    def unpin(self) -> None:
+        if self.pinned:
+            name = self.random.choice(sorted(self.pinned))
+            self.manager.pins.unpin(name)
+            del self.pinned[name]
+
+    def check_pins(self) -> None:
+        """What is pinned is found, unless its keys were taken by name."""
+        assert set(self.manager.pins) == self.pinned.keys()
+        for name, (tokens, salt) in self.pinned.items() if not self.evicted else ():
+            request = self.manager.request(tokens, extra=ExtraKeys(salt=salt))
+            assert self.manager.lookup(request).tokens >= self.manager.pins[name].tokens
+
+    def common(self) -> None:
+        """What some running requests share, found by comparing token by token and entry by entry."""
+        if not self.rows:
+            return
+        slots = self.random.sample(list(self.rows), self.random.randrange(1, len(self.rows) + 1))
+        answer = common_prefix(self.manager, slots)
+        rows = [self.rows[slot] for slot in slots]
+        unit, hashed = self.config.hash_unit, min(len(row.request.chain.digests) // 32 for row in rows)
+        same = 0
+        while same < hashed and len({row.prefix[(same + 1) * unit] for row in rows}) == 1:
+            same += 1
+        assert answer.tokens == same * unit
+        for g, entries in enumerate(answer.entries):
+            tables = [self.table(g, slot) for slot in slots]
+            shared = 0
+            while (
+                shared < min(map(len, tables)) and tables[0][shared] and len({t[shared] for t in tables}) == 1
+            ):
+                shared += 1
+            assert entries == shared
+
+    def grow(self) -> None:
+        if self.config.num_blocks < 80:
+            free = self.manager.num_free
+            grow(self.manager, self.config.num_blocks + self.random.randrange(1, 8))
+            added = self.manager.config.num_blocks - self.config.num_blocks
+            self.config = self.manager.config
+            assert self.manager.num_free == free + added
+
+    def shrink(self) -> None:
+        size = self.random.randrange(max(6, self.config.num_blocks - 12), self.config.num_blocks + 1)
+        if size >= self.config.num_blocks:
+            return
+        before, keys = self.picture(), self.manager.num_keys
+        answer = shrink(self.manager, size)
+        assert self.picture() == before
+        if isinstance(answer, Refused):
+            assert answer.missing > 0
+            assert self.manager.num_keys == keys
+            return
+        for move in answer.moves:
+            space = self.space(move.group)
+            content = self.content.get((space, move.source))
+            self.content[space, move.target] = dict(content) if isinstance(content, dict) else content
+        if self.random.random() < 0.2:
+            return  # the engine thinks better of it
+        moved = {(self.space(move.group), move.source): move.target for move in answer.moves}
+        answer.commit()
+        self.config = self.manager.config
+        for running in self.rows.values():
+            for g, block in running.state_at.items():
+                running.state_at[g] = moved.get((self.space(g), block), block)
+        for g, group in enumerate(self.config.groups):
+            end = size * group.blocks_per_slab
+            assert all(block < end for row in self.rows for block in self.table(g, row))
+
+    def restart(self) -> None:
+        """Save, kill, load, go on: what was cached is, and what ran waits."""
+        cache = self.manager.cache
+        with tempfile.TemporaryDirectory() as folder:
+            save(self.manager, Path(folder) / "snapshot", content="world")
+            keys, order = self.servable(), [held for held in self.manager.pool.idle() if self.is_keyed(*held)]
+            ran, self.rows = self.rows, {}
+            self.restored = True
+            self.manager = KVCacheManager(self.config, watcher=self.recorder)
+            answer = load(self.manager, Path(folder) / "snapshot", content="world")
+        assert isinstance(answer, Restored)
+        assert set(answer.pins) == self.pinned.keys()
+        assert self.servable() == keys
+        if not ran and cache is not None:
+            assert self.manager.pool.idle() == order
+        for running in (*ran.values(), *self.waiting):
+            running.request = self.manager.request(
+                np.asarray(running.tokens, np.int32),
+                prompt=running.prompt,
+                extra=ExtraKeys(salt=running.salt),
+            )
+            running.computed = running.flying = 0
+        self.waiting += ran.values()
+
+    def is_keyed(self, g: int, block: int) -> bool:
+        return self.manager.cache is not None and block in self.manager.cache.index_of[g]
 
     # --- laws ---
 
@@ -620,6 +748,10 @@ class World:
                 for block in self.table(g, row):
                     if block:
                         holders[self.space(g), block] = holders.get((self.space(g), block), 0) + 1
+        for name in self.pinned:
+            for g, blocks in enumerate(self.manager.pins[name].blocks):
+                for block in blocks:
+                    holders[self.space(g), block] = holders.get((self.space(g), block), 0) + 1
         pool = self.manager.pool
         refs = [pool.refs] if self.config.uniform else list(pool.refs)
         counted = {
@@ -635,6 +767,7 @@ class World:
         else:
             self.check_slabs(holders)
         self.check_published()
+        self.check_pins()
         for row, running in self.rows.items():
             assert self.manager.ledger.computed[row] == running.computed
             assert self.manager.ledger.known[row] == len(running.tokens)
@@ -692,4 +825,9 @@ class World:
             assert pool.free_for(g) == rest - reserved + pool.num_free * group.blocks_per_slab
 
 
-OPERATIONS = (*["admit"] * 3, *["step"] * 5, "release", "preempt", "fork", "roll_back", "evict", "reset")
+OPERATIONS = (
+    *["admit"] * 4,
+    *["step"] * 7,
+    *("release", "preempt", "fork", "roll_back", "evict", "reset"),
+    *("pin", "unpin", "common", "grow", "shrink", "restart"),
+)
