@@ -70,6 +70,30 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.world.reset()
 
+    @rule()
+    def pin(self) -> None:
+        self.world.pin()
+
+    @rule()
+    def unpin(self) -> None:
+        self.world.unpin()
+
+    @rule()
+    def common(self) -> None:
+        self.world.common()
+
+    @rule()
+    def grow(self) -> None:
+        self.world.grow()
+
+    @rule()
+    def shrink(self) -> None:
+        self.world.shrink()
+
+    @rule()
+    def restart(self) -> None:
+        self.world.restart()
+
     @invariant()
     def laws(self) -> None:
         if hasattr(self, "world"):
