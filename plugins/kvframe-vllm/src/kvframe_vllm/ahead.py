@@ -61,11 +61,7 @@ class Ahead:
             if after < row.due or not steady(request):
                 continue
             final = min(after, request.num_tokens)
-            if (
-                after >= row.grow
-                or final >= row.keys
-                or after - request.num_in_flight_tokens >= row.die
-            ):
+            if after >= row.grow or final >= row.keys or after - request.num_in_flight_tokens >= row.die:
                 rows.append(row)
                 requests.append(request)
         return rows, requests
