@@ -7,6 +7,7 @@ import attrs
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.hits import Hit, HitSearch
 from kvframe.blocks.keying import Keying
+from kvframe.blocks.limits import Limits
 from kvframe.blocks.requests import Admission
 from kvframe.blocks.results import Deferred, Refused, Served
 from kvframe.blocks.rowops import RowOps
@@ -63,7 +64,8 @@ class _GroupPlan:
 class Admitter:
     """Admits requests one after the other; each is served, deferred or refused as a whole."""
 
-    def __init__(self, ops: RowOps, keying: Keying, search: HitSearch) -> None:
+    def __init__(self, ops: RowOps, keying: Keying, search: HitSearch, limits: Limits | None) -> None:
+        self._limits = limits
         self._ops, self._keying, self._search = ops, keying, search
         self._config, self._rules = ops.config, ops.rules
 
@@ -176,9 +178,13 @@ class Admitter:
             asked.insert(0, self._whole(plans, admission, hit, lengths))
         for needs in asked:
             missing = self._ops.pool.missing(needs, found, watermark)
+            reason = "pool"
+            if not missing and self._limits is not None:
+                missing = self._limits.over(admission.request.chain.extra.salt, needs, found)
+                reason = "tenant"
             if missing:
                 names = (rule.group.name for rule in self._rules)
-                return Refused(missing=missing, needed=dict(zip(names, needs, strict=True)))
+                return Refused(missing=missing, needed=dict(zip(names, needs, strict=True)), reason=reason)
         return None
 
     def _whole(self, plans: list[_GroupPlan], admission: Admission, hit: Hit, lengths: _Lengths) -> list[int]:

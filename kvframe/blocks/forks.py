@@ -6,6 +6,7 @@ import copy
 
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.keying import Keying
+from kvframe.blocks.limits import Limits
 from kvframe.blocks.requests import BlockRequest
 from kvframe.blocks.results import Deferred, Refused, Served
 from kvframe.blocks.rowops import RowOps
@@ -15,8 +16,8 @@ from kvframe.blocks.rules import GroupRule
 class Forker:
     """Forks rows: whole entries are shared, what either side will still write is copied."""
 
-    def __init__(self, ops: RowOps) -> None:
-        self._ops = ops
+    def __init__(self, ops: RowOps, limits: Limits | None) -> None:
+        self._ops, self._limits = ops, limits
 
     def fork(self, parent: int) -> Served | Deferred | Refused:
         """A second request with the parent's tokens, blocks and counts; only between steps, when all has settled."""
@@ -26,10 +27,12 @@ class Forker:
             return Deferred(reason="no_slot")
         splits = [self._split(rule, parent) for rule in ops.rules]
         needs = [len(written) for _, written in splits]
-        missing = ops.pool.missing(needs)
+        missing, reason = ops.pool.missing(needs), "pool"
+        if not missing and self._limits is not None:
+            missing, reason = self._limits.over(request.chain.extra.salt, needs, ()), "tenant"
         if missing:
             names = (rule.group.name for rule in ops.rules)
-            return Refused(missing=missing, needed=dict(zip(names, needs, strict=True)))
+            return Refused(missing=missing, needed=dict(zip(names, needs, strict=True)), reason=reason)
         ops.pool.reserve(needs)
         twin = BlockRequest(prompt=request.prompt, chain=copy.copy(request.chain), junction=request.junction)
         twin.chain.digests = bytearray(request.chain.digests)

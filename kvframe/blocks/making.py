@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.pool import BlockPool, Pool
@@ -12,8 +13,18 @@ from kvframe.blocks.slabs import SlabPool
 from kvframe.errors import SpecError
 
 
+class Pools(NamedTuple):
+    """The classes of pools: where a slab is a block for every group, and where groups cut slabs."""
+
+    blocks: type[BlockPool] = BlockPool
+    slabs: type[SlabPool] = SlabPool
+
+
 def make_pool(
-    config: BlockConfig, policies: Mapping[str, EvictionPolicy], watcher: KeyWatcher | None
+    config: BlockConfig,
+    policies: Mapping[str, EvictionPolicy],
+    watcher: KeyWatcher | None,
+    pools: Pools = Pools(),  # noqa: B008, a constant
 ) -> tuple[Pool, PrefixCache | None]:
     """The pool, and the cache of what its blocks hold; None without prefix caching.
 
@@ -24,10 +35,10 @@ def make_pool(
     cuts = [group.blocks_per_slab for group in config.groups]
     if config.uniform:
         cache = PrefixCache([config.num_blocks], [0] * len(cuts), watcher) if config.prefix_caching else None
-        return BlockPool(config.num_blocks, policy, cache), cache
+        return pools.blocks(config.num_blocks, policy, cache), cache
     sizes = [config.num_blocks * k for k in cuts]
     cache = PrefixCache(sizes, range(len(cuts)), watcher) if config.prefix_caching else None
-    return SlabPool(config.num_blocks, cuts, policy, cache), cache
+    return pools.slabs(config.num_blocks, cuts, policy, cache), cache
 
 
 def _policy(config: BlockConfig, policies: Mapping[str, EvictionPolicy]) -> EvictionPolicy:

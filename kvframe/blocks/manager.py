@@ -258,9 +258,7 @@ class KVCacheManager(Wiring):
             BlockError: an id is none of the pool's.
         """
         self.pool.check_ids(group, blocks)
-        if self.cache is not None:
-            for block in blocks:
-                self.cache.drop(group, block)
+        self.drop_keys(group, blocks)
 
     def reset(self) -> bool:
         """Forget every prefix. Only while no block is held or pinned: its holders would go on under keys that are gone.

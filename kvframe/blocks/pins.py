@@ -73,7 +73,8 @@ class Pins:
             request: whose tokens.
 
         Returns:
-            The pin; Deferred ("not_cached") if none of it is cached; Refused ("pin_limit") if too much would be pinned.
+            The pin; Deferred ("not_cached") if none of it is cached; Refused ("pin_limit" or "tenant") if too much
+            would be held.
 
         Raises:
             BlockError: the name is taken.
@@ -89,9 +90,13 @@ class Pins:
         excess = len(self._units([*self._pins.values(), pin])) - int(
             config.pin_limit * (config.num_blocks - 1)
         )
+        reason, limits = "pin_limit", self._manager.limits
+        if excess <= 0 and limits is not None:
+            excess = limits.over(request.chain.extra.salt, [0] * len(pin.blocks), pin.blocks)
+            reason = "tenant"
         if excess > 0:
             needed = {group.name: len(row) for group, row in zip(config.groups, pin.blocks, strict=True)}
-            return Refused(missing=excess, needed=needed, reason="pin_limit")
+            return Refused(missing=excess, needed=needed, reason=reason)
         for group, row in enumerate(pin.blocks):
             self._manager.pool.touch(group, list(row))
         self._pins[name] = pin

@@ -53,6 +53,9 @@ class Pool(Protocol):
     def idle(self) -> list[tuple[int, int]]:
         """(group, block) of all cached blocks that nobody holds, those that go first in front."""
 
+    def forget(self, group: int, blocks: list[int]) -> None:
+        """Blocks that nobody holds have lost their keys: they are handed out next."""
+
     def check_ids(self, group: int, blocks: Sequence[int]) -> None:
         """Refuse ids that are not blocks of the group."""
 
@@ -181,6 +184,11 @@ class BlockPool:
             self._queue.push_empty(blocks[~keyed])
             self._queue.push_cached(blocks[keyed])
         return True
+
+    def forget(self, group: int, blocks: list[int]) -> None:
+        """Blocks that nobody holds have lost their keys: they are handed out next."""
+        self._queue.drop(blocks)
+        self._queue.push_empty(blocks)
 
     # --- for snapshots and resizing ---
 

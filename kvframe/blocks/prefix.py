@@ -17,7 +17,11 @@ UNKNOWN = -1  # no row: the caller does not say whose tokens a key covers
 
 
 class KeyWatcher(Protocol):
-    """Is told as keys come and go: the first copy of one, and the last."""
+    """Is told as keys come and go: the first copy of one, and the last.
+
+    Of keys that came many at once it is told when the next one goes, or at `PrefixCache.tell`: in the order in which
+    all happened, and before a row's request leaves.
+    """
 
     def stored(self, group: int, digest: bytes, row: int, end: int) -> None:
         """A key came: the hash of the first `end` tokens of the request in `row`; `row` may be UNKNOWN."""
@@ -69,6 +73,7 @@ class PrefixCache:
         self._covers: dict[tuple[int, int], int] = {}  # (space, block): tokens, for blocks not keyed as whole
         self._further: dict[tuple[int, int], list[Key]] = {}
         self._holders: dict[Key, list[int]] = {}  # of further keys
+        self._added: list[tuple[int, Blocks, Digests, Any, Any]] = []  # the watcher has yet to be told
 
     def add(
         self,
@@ -91,6 +96,8 @@ class PrefixCache:
         Returns:
             Whether the key is new for this block.
         """
+        if self._added:
+            self.tell()
         index, where = self.index_of[group], (self._space_of[group], block)
         if block in index:
             if index.digest(block) == digest or block in self._holders.get((group, digest), ()):
@@ -128,6 +135,8 @@ class PrefixCache:
         index, where = self.index_of[group], (self._space_of[group], block)
         if block not in index:
             return
+        if self._added:
+            self.tell()
         owner, digest = index.group(block), index.digest(block)
         index.remove(block)
         self._note_removed(owner, digest)
@@ -145,6 +154,8 @@ class PrefixCache:
             for block in blocks:
                 self.drop(group, block)
             return
+        if self._added:
+            self.tell()
         watched = None if self.watcher is None else index.keys_by_group(np.array(blocks, np.intp))
         index.remove_keyed(blocks)
         if watched is not None and self.watcher is not None:
@@ -158,6 +169,8 @@ class PrefixCache:
         index, space = self.index_of[group], self._space_of[group]
         if source not in index:
             return
+        if self._added:
+            self.tell()
         index_group, digest = index.group(source), index.digest(source)
         index.remove(source)
         index.add(target, index_group, digest)
@@ -188,21 +201,26 @@ class PrefixCache:
     def add_whole(
         self, group: int, blocks: Blocks, digests: Digests, rows: Any = UNKNOWN, ends: Any = None
     ) -> None:
-        """Key many whole blocks that have no key; `rows` and `ends` as in `KeyWatcher.stored_many`."""
-        if self.watcher is not None:
-            self._note_many(group, digests, rows, ends)
-        self.index_of[group].add_many(blocks, group, digests)
+        """Key many whole blocks that have no key; `rows` and `ends` as in `KeyWatcher.stored_many`.
 
-    def _note_many(self, group: int, digests: Digests, rows: Any, ends: Any) -> None:
-        new = self.find_many(group, digests) == 0
-        words = digests[:, 0].tolist()
-        if len(set(words)) < len(words):
-            new[np.setdiff1d(np.arange(len(digests)), np.unique(digests, axis=0, return_index=True)[1])] = (
-                False
-            )
-        if self.watcher is not None and new.any():
-            whose = rows[new] if isinstance(rows, np.ndarray) else rows
-            self.watcher.stored_many(group, digests[new], whose, ends[new])
+        The arrays must not change after.
+        """
+        self.index_of[group].add_many(blocks, group, digests)
+        if self.watcher is not None:
+            self._added.append((group, blocks, digests, rows, ends))
+
+    def tell(self) -> None:
+        """Tell the watcher what it has yet to be told."""
+        added, self._added = self._added, []
+        for group, blocks, digests, rows, ends in added:
+            # The oldest copy of a key is found: where that is this block, it is the first.
+            new = self.index_of[group].find_many(group, digests) == blocks
+            if self._holders:
+                for at in new.nonzero()[0].tolist():
+                    new[at] = (group, digests[at].tobytes()) not in self._holders
+            if self.watcher is not None and new.any():
+                whose = rows[new] if isinstance(rows, np.ndarray) else rows
+                self.watcher.stored_many(group, digests[new], whose, ends[new])
 
     # --- for snapshots and resizing ---
 
@@ -228,6 +246,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Take every key."""
+        self.tell()
         for index in self.indices:
             index.clear()
         self._covers.clear()

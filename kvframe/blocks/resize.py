@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 
 from kvframe.blocks.errors import BlockError
-from kvframe.blocks.making import make_pool
 from kvframe.blocks.results import Copy, Refused
 from kvframe.blocks.transplant import Held, fill, holders, must_be_settled, renamed
 from kvframe.blocks.wiring import Wiring
@@ -105,11 +104,10 @@ def shrink(manager: Wiring, num_blocks: int) -> Shrink | Refused:
         for g, block in sorted({*held, *idle})
         if block // cuts[g] in units
     )
-    if manager.cache is not None:
-        targets = set(units.values())
-        for g, block in idle:
-            if block // cuts[g] in targets:
-                manager.cache.drop(g, block)
+    targets = set(units.values())
+    for g, block in idle:
+        if block // cuts[g] in targets:
+            manager.drop_keys(g, [block])
     return Shrink(manager=manager, num_blocks=num_blocks, moves=moves, units=units, state=_state(manager))
 
 
@@ -142,10 +140,15 @@ def _rebuild(manager: Wiring, num_blocks: int, units: dict[int, int]) -> None:
     for g, block in manager.pool.idle():
         if not lost(g, block):
             idle.append((g, rename(g, block)))
-        elif manager.cache is not None:
-            manager.cache.drop(g, block)
+        else:
+            manager.drop_keys(g, [block])
+    owners = {
+        (space, rename(space, block)): owner
+        for (space, block), owner in manager.owners().items()
+        if not lost(space, block)
+    }
     config = attrs.evolve(manager.config, num_blocks=num_blocks)
-    pool, cache = make_pool(config, manager.policies, manager.watcher)
+    pool, cache = manager.make(config)
     if cache is not None and manager.cache is not None:
         spaces = {0: 0} if config.uniform else {g: g for g in range(len(cuts))}
         cache.restore(renamed(manager.cache.image(), rename, spaces))
@@ -159,3 +162,4 @@ def _rebuild(manager: Wiring, num_blocks: int, units: dict[int, int]) -> None:
             for name, pin in manager.pins.all().items()
         }
     )
+    manager.adopt(owners)

@@ -345,6 +345,11 @@ class SlabPool:
         else:
             self._free(slab)
 
+    def forget(self, group: int, blocks: list[int]) -> None:
+        """Blocks that nobody holds have lost their keys: of their group's idle blocks they go first."""
+        self._idle[group].drop(blocks)
+        self._idle[group].push_empty(blocks)
+
     # --- for snapshots and resizing ---
 
     def seize(self, group: int, blocks: Sequence[int]) -> None:

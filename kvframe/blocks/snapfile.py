@@ -33,12 +33,14 @@ class Contents:
         image: the keys.
         idle: (group, block) of everything cached, those that go first in front.
         pins: by name.
+        owners: (id space, block) to the tenant whose it is, where there are tenants with quotas.
     """
 
     fingerprint: str
     image: CacheImage
     idle: tuple[tuple[int, int], ...]
     pins: Mapping[str, Pin]
+    owners: Mapping[tuple[int, int], str | None]
 
 
 @attrs.frozen(kw_only=True)
@@ -113,10 +115,14 @@ def read(path: Path) -> Contents | Unreadable:
 
 
 def _encode(contents: Contents) -> bytes:
-    arrays = _arrays(contents)
+    tenants = list(dict.fromkeys(contents.owners.values()))
+    numbers = {tenant: number for number, tenant in enumerate(tenants)}
+    owners = [(space, block, numbers[owner]) for (space, block), owner in contents.owners.items()]
+    arrays = {**_arrays(contents), "owners": np.array(owners, "<i4").reshape(-1)}
     header = {
         "fingerprint": contents.fingerprint,
         "arrays": [[name, str(array.dtype), len(array)] for name, array in arrays.items()],
+        "tenants": tenants,
         "pins": [[name, pin.tokens, pin.blocks] for name, pin in contents.pins.items()],
     }
     head = json.dumps(header).encode()
@@ -175,5 +181,9 @@ def _decode(data: bytes, header_bytes: int) -> Contents:
         pins={
             name: Pin(tokens=tokens, blocks=tuple(tuple(row) for row in rows))
             for name, tokens, rows in header["pins"]
+        },
+        owners={
+            (space, block): header["tenants"][number]
+            for space, block, number in arrays["owners"].reshape(-1, 3).tolist()
         },
     )

@@ -1,8 +1,8 @@
 """Snapshots: what is cached, to a file and back, so that a scheduler restarts without losing it.
 
 For pools whose memory outlives the scheduler: shared memory, pinned host memory of another process, a file. Kept are
-the cached blocks with their keys, the order in which they go, and the pins. Running requests are not kept: what they
-had keyed is cached then, and what they had not is free. Ask them in anew; they find their prefixes.
+the cached blocks with their keys and tenants, the order in which they go, and the pins. Running requests are not kept:
+what they had keyed is cached then, and what they had not is free. Ask them in anew; they find their prefixes.
 
 A snapshot is written aside, synced, and put in place of the one before in one step: a crash leaves the old one or the
 new one. It is read only if nothing is missing and nothing was changed.
@@ -17,7 +17,6 @@ import numpy as np
 
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.errors import BlockError
-from kvframe.blocks.making import make_pool
 from kvframe.blocks.prefix import UNKNOWN, CacheImage
 from kvframe.blocks.snapfile import Contents, Unreadable, fingerprint, read, write
 from kvframe.blocks.transplant import Held, fill, must_be_settled, pinned
@@ -75,6 +74,7 @@ def save(manager: Wiring, path: str | Path, *, content: str) -> None:
         image=image,
         idle=tuple(_unpinned(manager)),
         pins=manager.pins.all(),
+        owners=manager.owners(),
     )
     write(Path(path), contents)
 
@@ -99,19 +99,21 @@ def load(manager: Wiring, path: str | Path, *, content: str) -> Restored | NotRe
         )
     if manager.cache is not None:
         manager.cache.clear()
-    pool, cache = make_pool(manager.config, manager.policies, manager.watcher)
-    manager.join(manager.config, pool, cache)
     contents = read(Path(path))
-    if isinstance(contents, Unreadable):
-        return NotRestored(reason=contents.reason, detail=contents.detail)
-    if contents.fingerprint != _fingerprint(manager.config, content):
+    if isinstance(contents, Contents) and contents.fingerprint != _fingerprint(manager.config, content):
         detail = "its groups, pool, hashes or content are not those of this manager"
-        return NotRestored(reason="config", detail=detail)
+        contents = Unreadable(reason="config", detail=detail)
+    pool, cache = manager.make(manager.config)
+    if isinstance(contents, Unreadable):
+        manager.join(manager.config, pool, cache)
+        return NotRestored(reason=contents.reason, detail=contents.detail)
     if cache is not None:
         cache.restore(contents.image)
     fill(pool, pinned(contents.pins), contents.idle)
+    manager.join(manager.config, pool, cache)
     manager.pins.replace(dict(contents.pins))
     _announce(manager, contents.image)
+    manager.adopt(contents.owners)
     return Restored(num_keys=0 if cache is None else cache.num_keys, pins=tuple(contents.pins))
 
 

@@ -40,6 +40,7 @@ class Recorder:
         self._medium, self._rank = medium, data_parallel_rank
         self._facts: list[Came | Went] = []
         self._sequence = 0
+        self._manager: KVCacheManager | None = None
 
     # --- what the manager tells ---
 
@@ -47,7 +48,7 @@ class Recorder:
         """Watch this manager from now on. Keys that an earlier one had are cleared."""
         if self._sequence or self._facts:
             self._facts.append(Went(0, None))
-        self._ledger = manager.ledger
+        self._manager, self._ledger = manager, manager.ledger
         self._log = TokenLog(manager)
         self._maker = EventMaker(manager.config, self._medium)
         self._unit = manager.config.hash_unit
@@ -71,6 +72,7 @@ class Recorder:
 
     def closing(self, row: int) -> None:
         """The row's request leaves it."""
+        self._catch_up()
         self._log.close(row)
 
     def stored(self, group: int, digest: bytes, row: int, end: int) -> None:
@@ -108,6 +110,10 @@ class Recorder:
         """All keys went."""
         self._facts.append(Went(0, None))
 
+    def _catch_up(self) -> None:
+        if self._manager is not None and self._manager.cache is not None:
+            self._manager.cache.tell()
+
     # --- what the sinks get ---
 
     def publish(self) -> EventBatch | None:
@@ -116,6 +122,7 @@ class Recorder:
         Raises:
             EventSinkError: a sink failed; the others have got the batch.
         """
+        self._catch_up()
         facts, self._facts = self._facts, []
         if not facts:
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from kvframe.blocks import (
 from kvframe.blocks.common import common_prefix
 from kvframe.blocks.hashing import block_hash
 from kvframe.blocks.pins import Pin
+from kvframe.blocks.quotas import Quota, Quotas
 from kvframe.blocks.resize import grow, shrink
 from kvframe.blocks.snapshot import Restored, load, save
 from kvframe.blocks.state import exported_position
+from kvframe.blocks.tenants import TenantManager
 from kvframe.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, PrefixIndex, Recorder
 from kvframe.lifetime import Lifetime
 from tests.blocks.lifetimes import Chunks, PromptAndWindow, States, Window
@@ -120,7 +123,14 @@ class World:
         self.index, self.salted, self.restored = PrefixIndex(), False, False
         self.pinned: dict[str, tuple[list[int], str | None]] = {}  # tokens, salt
         self.recorder = Recorder([self.hear]) if random_.random() < 0.4 or watched else None
-        self.manager = KVCacheManager(config, watcher=self.recorder)
+        shares = [1.0, 0.7, 0.4, 0.2]
+        self.quotas = None
+        if random_.random() < 0.4:
+            quotas = [Quota(running=random_.choice(shares), cached=random_.choice(shares)) for _ in range(2)]
+            self.quotas = Quotas(default=quotas[0], named={"a": quotas[1]})
+        self.salts: dict[bytes, str | None] = {}  # of every hash
+        self.running: dict[str | None, float] = {}  # what tenants held after the operation before
+        self.manager = self.new_manager()
         self.rows: dict[int, Running] = {}
         self.waiting: list[Running] = []
         self.content: dict[tuple[int, int], Any] = {}
@@ -131,6 +141,11 @@ class World:
         self.states = [g for g, group in enumerate(config.groups) if group.lifetime.state]
         self.keyed_states = [g for g in self.states if config.groups[g].lifetime.fixed is None]
         self.drafts = min([config.groups[g].lifetime.spare for g in self.states], default=2)
+
+    def new_manager(self) -> KVCacheManager:
+        if self.quotas is not None:
+            return TenantManager(self.config, self.quotas, watcher=self.recorder)
+        return KVCacheManager(self.config, watcher=self.recorder)
 
     def hear(self, batch: EventBatch) -> None:
         """What a router does with a batch; and a batch says no more than is so."""
@@ -559,7 +574,9 @@ class World:
         if not isinstance(answer, Pin):
             assert self.picture() == before
             assert answer == Deferred(reason="not_cached") or (
-                isinstance(answer, Refused) and answer.reason == "pin_limit" and answer.missing > 0
+                isinstance(answer, Refused)
+                and answer.reason in ("pin_limit", "tenant")
+                and answer.missing > 0
             )
             return
         assert answer.tokens % self.config.step_unit == 0
@@ -643,11 +660,13 @@ class World:
             keys, order = self.servable(), [held for held in self.manager.pool.idle() if self.is_keyed(*held)]
             ran, self.rows = self.rows, {}
             self.restored = True
-            self.manager = KVCacheManager(self.config, watcher=self.recorder)
+            self.manager = self.new_manager()
             answer = load(self.manager, Path(folder) / "snapshot", content="world")
         assert isinstance(answer, Restored)
         assert set(answer.pins) == self.pinned.keys()
-        assert self.servable() == keys
+        # What ran is cached now: that may be more than its tenant may have cached.
+        assert self.servable() <= keys
+        assert self.servable() == keys or (ran and self.quotas is not None)
         if not ran and cache is not None:
             assert self.manager.pool.idle() == order
         for running in (*ran.values(), *self.waiting):
@@ -768,6 +787,7 @@ class World:
             self.check_slabs(holders)
         self.check_published()
         self.check_pins()
+        self.check_tenants()
         for row, running in self.rows.items():
             assert self.manager.ledger.computed[row] == running.computed
             assert self.manager.ledger.known[row] == len(running.tokens)
@@ -792,6 +812,44 @@ class World:
         assert all(cache.find(*key) for key in keys)
         assert len(keys) == self.manager.num_keys
         return keys
+
+    def check_tenants(self) -> None:
+        """What tenants hold and have cached, counted block by block; and that they keep to their quotas."""
+        if not isinstance(self.manager, TenantManager):
+            return
+        quotas, cache = self.manager.quotas, self.manager.cache
+        cuts = [group.blocks_per_slab for group in self.config.groups]
+        for running in (*self.rows.values(), *self.waiting):
+            digests = running.request.chain.digests
+            self.salts.update(
+                dict.fromkeys(
+                    [bytes(digests[at : at + 32]) for at in range(0, len(digests), 32)], running.salt
+                )
+            )
+        holds: dict[str | None, set[tuple[int, int]]] = {}
+        for row, running in self.rows.items():
+            for g in range(len(cuts)):
+                holds.setdefault(running.salt, set()).update(
+                    (self.space(g), b) for b in self.table(g, row) if b
+                )
+        for name, (_, salt) in self.pinned.items():
+            for g, blocks in enumerate(self.manager.pins[name].blocks):
+                holds.setdefault(salt, set()).update((self.space(g), b) for b in blocks)
+        cached: dict[str | None, Fraction] = {}
+        for g, block in self.manager.pool.idle():
+            if cache is not None and block in cache.index_of[g]:
+                salt = self.salts[cache.index_of[g].digest(block)]
+                cached[salt] = cached.get(salt, Fraction()) + Fraction(1, cuts[g])
+        most = self.config.num_blocks - 1
+        usage = self.manager.usage()
+        assert {salt for salt, blocks in holds.items() if blocks} | cached.keys() <= usage.keys()
+        for salt, used in usage.items():
+            held = sum(Fraction(1, cuts[space]) for space, _ in holds.get(salt, ()))
+            assert used.running == float(held), f"tenant {salt}"
+            assert used.cached == float(cached.get(salt, 0)), f"tenant {salt}"
+            assert used.cached <= quotas.of(salt).cached * most
+            assert used.running <= max(quotas.of(salt).running * most, self.running.get(salt, 0.0))
+            self.running[salt] = used.running
 
     def check_published(self) -> None:
         """Where everything is published, every full entry has a key, unless keys were taken."""
