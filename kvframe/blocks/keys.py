@@ -32,11 +32,12 @@ _UNLINKED = 64  # arrays of keyed blocks that may wait to be linked
 class KeyIndex:
     """Keys of blocks with ids below `num_blocks`: (group, hash) to block. Id 0 is the null block and has no key.
 
-    Memory: 32 bytes of hash, 4 to 8 of buckets, 4 of links and 2 of group a block.
+    Memory: 32 bytes of hash, 8 to 16 of buckets, 4 of links and 2 of group a block.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._mask = (1 << max(num_blocks - 1, 1).bit_length()) - 1
+        # Twice as many buckets as blocks and more: most keys are alone in theirs.
+        self._mask = (1 << max(2 * num_blocks - 1, 1).bit_length()) - 1
         self._first = np.zeros(self._mask + 1, np.int32)
         self._after = np.zeros(num_blocks, np.int32)
         self._group = np.full(num_blocks, -1, np.int16)
@@ -162,29 +163,43 @@ class KeyIndex:
     def remove_keyed(self, blocks: list[int]) -> None:
         """`remove` for those of the blocks that have a key."""
         if len(blocks) > FEW:
-            blocks = self._remove_firsts(np.array(blocks, np.intp))
+            self._remove_many(np.array(blocks, np.intp))
+            return
         groups = self._group_at
         for block in blocks:
             if groups[block] >= 0:
                 self.remove(block)
 
-    def _remove_firsts(self, blocks: Blocks) -> list[int]:
-        """Remove those that are the first of their bucket, which most are; returns the others."""
+    def _remove_many(self, blocks: Blocks) -> None:
         if self._unlinked:
             self._link()
-        blocks = blocks[self._group.take(blocks) >= 0]
-        mixes = np.array(self._mixes, np.uint64).take(self._group.take(blocks))
-        buckets = ((self._words[blocks, 0] ^ mixes) & np.uint64(self._mask)).astype(np.intp)
+        groups = self._group.take(blocks)
+        keyed = (groups >= 0).nonzero()[0]
+        blocks, groups = blocks[keyed], groups[keyed]
+        mixes = np.array(self._mixes, np.uint64).take(groups)
+        buckets = ((self._words[:, 0].take(blocks) ^ mixes) & np.uint64(self._mask)).astype(np.intp)
+        self._group[blocks] = -1
         while blocks.size:
             first = self._first.take(buckets) == blocks
-            done = blocks[first]
-            if not done.size:
+            at = first.nonzero()[0]
+            if at.size:
+                self._first[buckets[at]] = self._after.take(blocks[at])
+                inner = (~first).nonzero()[0]
+                blocks, buckets = blocks[inner], buckets[inner]
+            else:
+                blocks, buckets = self._unlink_inner(blocks, buckets)
+
+    def _unlink_inner(self, blocks: Blocks, buckets: Blocks) -> tuple[Blocks, Blocks]:
+        """Take blocks that are not the first out of their buckets, where the one before stays; returns the others."""
+        before = self._first.take(buckets)
+        while True:
+            far = (self._after.take(before) != blocks).nonzero()[0]
+            if not far.size:
                 break
-            self._first[buckets[first]] = self._after.take(done)
-            self._group[done] = -1
-            blocks, buckets = blocks[~first], buckets[~first]
-        left: list[int] = blocks.tolist()
-        return left
+            before[far] = self._after.take(before[far])
+        stays = self._group.take(before) >= 0
+        self._after[before[stays]] = self._after.take(blocks[stays])
+        return blocks[~stays], buckets[~stays]
 
     def find_many(self, group: int, digests: Digests) -> npt.NDArray[np.int32]:
         """The oldest block of each key, 0 where there is none."""
@@ -212,11 +227,12 @@ class KeyIndex:
         """The blocks with a key; of equal keys the older comes first."""
         if self._unlinked:
             self._link()
-        levels, at = [], self._first[self._first > 0].astype(np.intp)
+        levels: list[Blocks] = []
+        at: Blocks = self._first[self._first > 0].astype(np.intp)
         while at.size:
             levels.append(at)
-            at = self._after[at]
-            at = at[at > 0].astype(np.intp)
+            following = self._after[at]
+            at = following[following > 0].astype(np.intp)
         return np.concatenate([np.zeros(0, np.intp), *levels[::-1]])
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvframe.blocks.config import BlockConfig
+from kvframe.blocks.errors import BlockError
 from kvframe.blocks.hashing import NO_EXTRA_KEYS, ExtraKeys, TokenChain, as_tokens
 from kvframe.blocks.hits import Hit
 from kvframe.blocks.queues import EvictionPolicy
@@ -213,27 +214,34 @@ class KVCacheManager(Wiring):
     # --- the end ---
 
     def release(self, slots: Sequence[int]) -> None:
-        """Finished requests give everything back; what has a key stays cached until it is evicted."""
-        for row in slots:
-            self.ledger.request(row)
-        for row in slots:
-            self._close(row)
+        """Finished requests give everything back; what has a key stays cached until it is evicted.
+
+        Raises:
+            BlockError: a slot holds no request, or is named twice; nothing was released.
+        """
+        self._check_rows(slots)
+        self._close(slots)
 
     def preempt(self, slots: Sequence[int]) -> list[BlockRequest]:
         """Requests give everything back and wait; the requests returned resume by `admit`, with their tokens kept."""
-        requests = []
+        self._check_rows(slots)
+        for row in slots:
+            self._tails.store(row)
+        return self._close(slots)
+
+    def _check_rows(self, slots: Sequence[int]) -> None:
         for row in slots:
             self.ledger.request(row)
-            self._tails.store(row)
-            requests.append(self._close(row))
-        return requests
+        if len(set(slots)) < len(slots):
+            raise BlockError(what="slots", value=list(slots), rule="names a slot twice")
 
-    def _close(self, row: int) -> BlockRequest:
-        if self._watcher is not None:
-            self._watcher.closing(row)
-        self._ops.release(row)
-        self._tails.leave(row)
-        return self.ledger.close(row)
+    def _close(self, rows: Sequence[int]) -> list[BlockRequest]:
+        for row in rows:
+            if self._watcher is not None:
+                self._watcher.closing(row)
+            self._tails.leave(row)
+        self._ops.release(rows)
+        return [self.ledger.close(row) for row in rows]
 
     # --- the worker's lists ---
 

@@ -125,6 +125,12 @@ class BlockPool:
 
     def touch(self, group: int, blocks: list[int]) -> None:
         """Hold blocks that a request found."""
+        if len(blocks) > FEW:
+            found = np.array(blocks, np.intp)
+            held = self.refs.take(found)
+            self._queue.reuse(found[held == 0])
+            self.refs[found] = held + 1
+            return
         idle = [block for block in blocks if self._refs_at[block] == 0]
         if idle:
             self._queue.reuse(idle)

@@ -40,10 +40,10 @@ class FreeQueue(Protocol):
     def take_many(self, count: int) -> Blocks:
         """`take` as an array."""
 
-    def reuse(self, blocks: list[int]) -> None:
+    def reuse(self, blocks: list[int] | Blocks) -> None:
         """Take these blocks out, since a request has found them."""
 
-    def drop(self, blocks: list[int]) -> None:
+    def drop(self, blocks: list[int] | Blocks) -> None:
         """Take these blocks out, since their content is gone."""
 
     def next(self) -> int:
@@ -136,17 +136,25 @@ class LruQueue:
         self._start += count
         return self._ring[self._start - count : self._start].astype(np.intp)
 
-    def reuse(self, blocks: list[int]) -> None:
+    def reuse(self, blocks: list[int] | Blocks) -> None:
         """Leave a hole where each block was."""
-        for block in blocks:
-            at = self._where_at[block]
-            self._ring_at[at] = 0
-            self._empty_end = min(self._empty_end, at)  # no hole among the empty ones
+        if isinstance(blocks, np.ndarray):
+            places = self._where.take(blocks)
+            self._ring[places] = 0
+            self._empty_end = min(self._empty_end, int(places.min(initial=self._size)))
+        else:
+            self._reuse_few(blocks)
         self._holes += len(blocks)
         if self._holes > self._spare:
             self._centre()
 
     drop = reuse
+
+    def _reuse_few(self, blocks: list[int]) -> None:
+        for block in blocks:
+            at = self._where_at[block]
+            self._ring_at[at] = 0
+            self._empty_end = min(self._empty_end, at)  # no hole among the empty ones
 
     def next(self) -> int:
         """The least recently used block."""
@@ -214,13 +222,14 @@ class FrequencyQueue:
         """`take` as an array."""
         return np.array(self.take(count), np.intp)
 
-    def reuse(self, blocks: list[int]) -> None:
+    def reuse(self, blocks: list[int] | Blocks) -> None:
         """Remember that these blocks were found."""
         self.drop(blocks)
         self._found[blocks] = True
 
-    def drop(self, blocks: list[int]) -> None:
+    def drop(self, blocks: list[int] | Blocks) -> None:
         """Forget these blocks."""
+        blocks = list(blocks)
         kept = [block for block in blocks if self._is_kept[block]]
         self._kept.drop(kept)
         self._trial.drop([block for block in blocks if not self._is_kept[block]])

@@ -6,10 +6,15 @@ numpy instead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvframe.blocks.arrays import FEW
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.keying import StateNotes
 from kvframe.blocks.ledger import Ledger
-from kvframe.blocks.pool import Pool
+from kvframe.blocks.pool import BlockPool, Blocks, Pool
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.results import Copy
 from kvframe.blocks.rules import NEVER, GroupRule
@@ -93,10 +98,14 @@ class RowOps:
     def take(self, rule: GroupRule, row: int, count: int) -> None:
         """Append `count` fresh blocks."""
         if count:
-            blocks = self.pool.take(rule.index, count)
+            blocks = (
+                self.pool.take_many(rule.index, count)
+                if count > FEW and isinstance(self.pool, BlockPool)
+                else self.pool.take(rule.index, count)
+            )
             self.tables.append(rule.index, row, blocks)
             if rule.group.zeroed:
-                self.fresh[rule.index] += blocks
+                self.fresh[rule.index] += [int(block) for block in blocks]
 
     def arm_growth(self, rule: GroupRule, row: int) -> None:
         """Set the count that no longer fits the table; beyond the longest request it is an error that wakes the row."""
@@ -177,8 +186,23 @@ class RowOps:
 
     # --- the end ---
 
-    def release(self, row: int) -> None:
-        """Give all blocks of a row back, group by group, the last entry first."""
+    def release(self, rows: Sequence[int]) -> None:
+        """Give all blocks of rows back, group by group, row by row, the last entry first."""
+        slots = np.array(rows, np.intp)
         for rule in self.rules:
-            self.pool.give_back(rule.index, self.tables.clear(rule.index, row))
-            self.notes.forget(rule.index, row)
+            blocks, owners = self.tables.clear(rule.index, slots)
+            if not self._release_many(rule.index, blocks, owners):
+                for mine in np.split(blocks, np.searchsorted(owners, np.arange(1, len(slots)))):
+                    self.pool.give_back(rule.index, mine.tolist())
+            for row in rows:
+                self.notes.forget(rule.index, row)
+
+    def _release_many(self, g: int, blocks: Blocks, owners: Blocks) -> bool:
+        if len(blocks) <= FEW or not isinstance(self.pool, BlockPool):
+            return False
+        if self.cache is not None and not self.cache.index_of[g].all_keyed(blocks):
+            # Blocks without a key are handed out next, those of the last row first, as if rows came one by one.
+            keyed = self.cache.index_of[g].keyed(blocks)
+            last_first = np.argsort(-owners[~keyed], kind="stable")
+            blocks = np.concatenate((blocks[keyed], blocks[~keyed][last_first]))
+        return self.pool.give_back_many(g, blocks)

@@ -23,6 +23,9 @@ class GroupRule:
         block: tokens of an entry.
         grows: entries are added as the request grows; else all come at admission.
         state: an entry is the state after one position.
+        frees: a running request gives entries back.
+        keeps_all: no entry ever dies.
+        spare: trailing entries without committed content.
         width: entries of a table row.
         peak: the most entries one request holds at once, for admission.
         deaths: fewest settled tokens at which the entries below k are dead, by k; None: it depends on the prompt.
@@ -36,6 +39,9 @@ class GroupRule:
     block: int
     grows: bool
     state: bool
+    frees: bool
+    keeps_all: bool
+    spare: int
     width: int
     peak: int
     deaths: npt.NDArray[np.int64] | None
@@ -43,22 +49,14 @@ class GroupRule:
     publishing: Publishing | None
     drop_last: bool
 
-    @property
-    def spare(self) -> int:
-        """Trailing entries without committed content."""
-        return self.group.lifetime.spare
-
-    @property
-    def frees(self) -> bool:
-        """Whether a running request gives entries back."""
-        return self.grows and self.group.lifetime.recycles
-
     def entries(self, tokens: int) -> int:
         """Table entries for so many tokens of the group's source."""
         return int(self.group.lifetime.entries(tokens))
 
     def dead(self, settled: int, prompt: int) -> tuple[int, int]:
         """The entries [lo, hi) that no step from `settled` on reads; empty ranges as (0, 0)."""
+        if self.keeps_all:
+            return 0, 0
         lo, hi = self.group.lifetime.dead(settled, prompt)
         return (int(lo), int(hi)) if hi > lo else (0, 0)
 
@@ -79,13 +77,17 @@ def group_rule(config: BlockConfig, g: int) -> GroupRule:
     tokens = config.max_model_len if lifetime.source == "decoder" else config.max_encoder_tokens
     in_flight = min(config.max_in_flight_tokens or config.max_model_len, config.max_model_len)
     keyed = config.prefix_caching and group.keyed
-    deaths = _deaths(config, g) if grows and lifetime.recycles else None
+    frees = grows and lifetime.recycles
+    deaths = _deaths(config, g) if frees else None
     return GroupRule(
         index=g,
         group=group,
         block=lifetime.block,
         grows=grows,
         state=lifetime.state and grows,
+        frees=frees,
+        keeps_all=not lifetime.recycles and not lifetime.thins,
+        spare=lifetime.spare,
         width=max(1, int(lifetime.entries(tokens))),
         peak=lifetime.peak(in_flight, config.max_model_len, max_encoder_tokens=config.max_encoder_tokens),
         deaths=deaths,

@@ -52,10 +52,11 @@ class BlockTables:
         self.starts: tuple[Places, ...] = tuple(np.arange(rows) * width for width in widths)
         self._ranges: list[list[int]] = [[] for _ in widths]  # slot, first entry, end, slot, first entry, …
         self._places: list[list[int]] = [[] for _ in widths]  # of single entries
-        self._batches: list[tuple[int, Places, Places]] = []  # group, slots, an entry of each
+        self._batches: list[tuple[int, Places, Places, Places | None]] = []  # group, slots, starts, stops
         self._all_dirty = False
         self._overflow = 16 * rows + 1024
         self._items = tuple(items(table) for table in self.tables)
+        self._flat = tuple(table.reshape(-1) for table in self.tables)
         self._length_at = tuple(items(row) for row in self.length)
 
     def row(self, group: int, slot: int) -> Table:
@@ -76,13 +77,13 @@ class BlockTables:
         self._items[group][place] = block
         self.touch(group, (place,))
 
-    def append(self, group: int, slot: int, blocks: Sequence[int]) -> None:
+    def append(self, group: int, slot: int, blocks: Sequence[int] | Places) -> None:
         """Add entries at the end of a row."""
         start = self._length_at[group][slot]
         stop = start + len(blocks)
         self._length_at[group][slot] = stop
         if len(blocks) == 1:
-            self.put(group, slot, start, blocks[0])
+            self.put(group, slot, start, int(blocks[0]))
         else:
             self.tables[group][slot, start:stop] = blocks
             self._touch_range(group, slot, start, stop)
@@ -107,9 +108,21 @@ class BlockTables:
         self._length_at[group][slot] = stop
         return blocks
 
-    def clear(self, group: int, slot: int) -> list[int]:
-        """Empty a row; returns its blocks, the last first."""
-        return self.cut_end(group, slot, 0)
+    def clear(self, group: int, slots: Places) -> tuple[Places, Places]:
+        """Empty rows.
+
+        Returns:
+            Their blocks, row by row and the last of each first, and whose each is as a place in `slots`.
+        """
+        lengths, table = self.length[group].take(slots), self._flat[group]
+        owners, ends = np.arange(len(slots)).repeat(lengths), lengths.cumsum()
+        places = (self.starts[group].take(slots) + ends - ONE).take(owners) - np.arange(len(owners))
+        blocks = table.take(places)
+        table[places] = 0
+        self.length[group][slots] = 0
+        self._batches.append((group, slots, np.zeros_like(slots), lengths))
+        used = blocks.nonzero()[0]
+        return blocks.take(used).astype(np.intp), owners.take(used)
 
     def _touch_range(self, group: int, slot: int, start: int, stop: int) -> None:
         ranges = self._ranges[group]
@@ -126,7 +139,7 @@ class BlockTables:
 
     def touch_many(self, group: int, slots: Places, entries: Places) -> None:
         """Note that one entry of each of these rows changed; the arrays are kept, and must not change after."""
-        self._batches.append((group, slots, entries))
+        self._batches.append((group, slots, entries, None))
         if len(self._batches) > self._overflow:
             self._mark_all()
 
@@ -148,7 +161,10 @@ class BlockTables:
                 DirtyRows(g, slots, np.zeros_like(slots), np.full_like(slots, width))
                 for g, width in enumerate(self.widths)
             ]
-        changed = [DirtyRows(group, slots, entries, entries + ONE) for group, slots, entries in self._batches]
+        changed = [
+            DirtyRows(group, slots, starts, starts + ONE if stops is None else stops)
+            for group, slots, starts, stops in self._batches
+        ]
         for group, (ranges, places) in enumerate(zip(self._ranges, self._places, strict=True)):
             if ranges:
                 columns = np.array(ranges, np.intp).reshape(-1, 3)

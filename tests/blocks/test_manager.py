@@ -260,6 +260,29 @@ def test_preempted_requests_resume_with_their_tokens() -> None:
         manager.release([7])
 
 
+@pytest.mark.parametrize("tokens", [41, 1001])  # loops, numpy
+@pytest.mark.parametrize("third", [0, 9000])  # shares blocks with the first request, or not
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_batch_is_released_as_its_requests_would_be_one_by_one(
+    tokens: int, third: int, caching: bool
+) -> None:
+    def left(batches: list[list[int]]) -> tuple[list[int], int]:
+        manager = manager_of(FULL, num_blocks=400, max_model_len=2048, prefix_caching=caching)
+        for first in (0, 5000, third):
+            admit(manager, manager.request(range(first, first + tokens)))
+        for batch in batches:
+            manager.release(batch)
+        return manager.pool.in_order(), manager.num_keys
+
+    assert left([[0, 1, 2]]) == left([[0], [1], [2]])
+    assert left([[1, 2, 0]]) == left([[1], [2], [0]])
+    manager = manager_of(FULL)
+    slot = admit(manager, manager.request(range(8))).slot
+    with pytest.raises(BlockError, match="names a slot twice"):
+        manager.release([slot, slot])
+    assert manager.pool.num_held
+
+
 def test_a_request_beyond_the_longest_is_an_error_and_changes_nothing() -> None:
     manager = manager_of(FULL, max_model_len=32)
     slot = admit(manager, manager.request(range(32))).slot
