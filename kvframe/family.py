@@ -21,7 +21,8 @@ class Paging:
     """How the planner may shape a family's pages.
 
     Args:
-        scales: a larger block makes a larger page; False for states, whose page is padded instead.
+        scales: a block of twice the tokens makes a page of twice the bytes; False for states, whose page is padded
+            instead, and for kinds that hold something once a block beside their tokens.
         pads: the page may carry padding.
         own_group: every layer is a group of its own and never decides another layer's page.
         bucket: "layers", layers of the family are split into groups so that few slots stay empty; "state", as many
