@@ -200,8 +200,10 @@ class RowOps:
     def _release_many(self, g: int, blocks: Blocks, owners: Blocks) -> bool:
         if len(blocks) <= FEW or not isinstance(self.pool, BlockPool):
             return False
-        if self.cache is not None and not self.cache.index_of[g].all_keyed(blocks):
-            # Blocks without a key are handed out next, those of the last row first, as if rows came one by one.
+        # Blocks without a key are handed out next, those of the last row first, as if rows came one by one.
+        if self.cache is None:
+            blocks = blocks[np.argsort(-owners, kind="stable")]
+        elif not self.cache.index_of[g].all_keyed(blocks):
             keyed = self.cache.index_of[g].keyed(blocks)
             last_first = np.argsort(-owners[~keyed], kind="stable")
             blocks = np.concatenate((blocks[keyed], blocks[~keyed][last_first]))
