@@ -5,6 +5,8 @@ The same methods as `Batches`, which does them in numpy; up to some tens of rows
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvframe.blocks.arrays import items
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
@@ -92,7 +94,7 @@ class Singles:
         Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
         """
         g, ledger, cache, publishing = rule.index, self._ledger, self._ops.cache, rule.publishing
-        if cache is None or cache.watcher is not None or publishing is None or not publishing.plain:
+        if cache is None or publishing is None or not publishing.plain:
             return False
         limits, registered, index = ledger.key_at[g], ledger.registered_at[g], cache.index_of[g]
         flat, width, hashed = self._flat[g], self._tables.widths[g], self._tails.hashed_at
@@ -106,7 +108,11 @@ class Singles:
                 return False
             full.append(row)
             blocks.append(block)
-        index.add_few(blocks, g, [self._tails.hash_of(row) for row in full])
+        if cache.watcher is None:
+            index.add_few(blocks, g, [self._tails.hash_of(row) for row in full])
+        elif full:
+            ids, slots = np.array(blocks, np.intp), np.array(full, np.intp)
+            cache.add_whole(g, ids, self._tails.last(slots), slots, np.array([limits[row] for row in full]))
         for row in full:
             registered[row] += 1
             limits[row] += rule.block
