@@ -1,6 +1,7 @@
-"""Accounts: which tenant's blocks are held and cached, kept up to date as blocks change hands.
+"""Accounts: which tenant's blocks are held and cached.
 
-A block belongs to the tenant for whom it was taken. A tenant is a salt, so no two tenants ever share a block. Counts
+What happens in a step is only noted; `TenantManager` settles it when somebody asks, or before it could be lost. A block
+belongs to the tenant for whom it was taken. A tenant is a salt, so no two tenants ever share a block. Counts
 are shares of slabs: a block of a group that cuts slabs into k counts 1/k.
 """
 
@@ -8,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import FEW
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.pool import BlockPool, Blocks
 from kvframe.blocks.prefix import PrefixCache
@@ -48,6 +48,10 @@ class Accounts:
         self._stamp = [np.zeros(size, np.int64) for size in sizes]
         self._refs = [pool.refs] if config.uniform else list(pool.refs)
         self._clock, self._quotas, self._ages = 0, quotas, quotas.bounds_cached
+        self._noted: list[tuple[int, Blocks]] = []
+        self._slack = 0  # what may be noted before a tenant could have too much cached
+        self.safe = 0  # decode steps in which no tenant can come to its limit
+        self.settle: Callable[[], None] = self.count_noted
         self._most = (config.num_blocks - 1) * self.whole
         self.names: dict[Tenant, int] = {}
         self.held: list[int] = []
@@ -72,6 +76,7 @@ class Accounts:
 
     def over(self, tenant: Tenant, needs: Sequence[int], found: Sequence[Sequence[int]]) -> int:
         """Slabs (blocks, where no group splits slabs) by which the tenant would hold too much; see `Limits`."""
+        self.settle()
         number = self.index(tenant)
         wanted = sum(need * weight for need, weight in zip(needs, self.weights, strict=True))
         for group, blocks in enumerate(found):
@@ -104,6 +109,7 @@ class Accounts:
 
     def found(self, group: int, blocks: Sequence[int]) -> None:
         """Cached blocks are held again."""
+        self.safe = 0
         state, owner = self._state[self._space[group]], self._owner[self._space[group]]
         weight = self.weights[group]
         for block in blocks:
@@ -113,37 +119,47 @@ class Accounts:
                 state[block] = HELD
                 self.held[owner[block]] += weight
 
-    def returned(self, group: int, blocks: Sequence[int] | Blocks) -> None:
+    def returned(self, group: int, blocks: Sequence[int]) -> None:
         """Blocks were given back; those that others still hold are passed over."""
+        refs = self._refs[self._space[group]]
+        self._give_up(group, np.array([b for b in dict.fromkeys(blocks) if not refs[b]], np.intp))
+        if self._ages and any(used > most for used, most in zip(self.cached, self.cached_limit, strict=True)):
+            self.settle()
+
+    def returned_many(self, group: int, blocks: Blocks) -> None:
+        """Blocks were given back that nobody else holds; the array must not change after."""
+        self._noted.append((group, blocks))
+        if self._ages:
+            self._slack -= len(blocks) * self.weights[group]
+            if self._slack < 0:
+                self.settle()
+
+    def count_noted(self) -> None:
+        """Count what `returned_many` noted."""
+        noted, self._noted = self._noted, []
+        for group, blocks in noted:
+            self._give_up(group, blocks)
+
+    def _give_up(self, group: int, blocks: Blocks) -> None:
         space = self._space[group]
-        state, owner, refs = self._state[space], self._owner[space], self._refs[space]
-        if len(blocks) > FEW:
-            ids = blocks if isinstance(blocks, np.ndarray) else np.array(list(dict.fromkeys(blocks)), np.intp)
-            gone = ids[(state.take(ids) == HELD) & (refs.take(ids) == 0)]
-            self._count(self.held, group, owner[gone], -1)
-            state[gone] = FREE
-            if self.cache is not None:
-                self._rest(group, gone[self.cache.index_of[group].keyed(gone)])
-            return
-        for block in blocks:
-            if state[block] == HELD and not refs[block]:
-                self.held[owner[block]] -= self.weights[group]
-                state[block] = FREE
-                if self.cache is not None and block in self.cache.index_of[group]:
-                    self._rest(group, np.array([block], np.intp))
+        blocks = blocks[self._state[space].take(blocks) == HELD]
+        self._count(self.held, group, self._owner[space].take(blocks), -1)
+        self._state[space][blocks] = FREE
+        if self.cache is not None and blocks.size:
+            # A block that was noted may have been taken again since, for somebody else.
+            cached = self.cache.index_of[group].keyed(blocks) & (self._refs[space].take(blocks) == 0)
+            self._rest(group, blocks[cached])
 
     def _rest(self, group: int, blocks: Blocks) -> None:
         """Blocks that are cached are idle from now on, the first of them for longest."""
         space = self._space[group]
-        tenants, stamps = self._owner[space][blocks], self._clock + np.arange(len(blocks))
+        tenants, stamps = self._owner[space].take(blocks), self._clock + np.arange(len(blocks))
         self._clock += len(blocks)
         self._state[space][blocks], self._stamp[space][blocks] = IDLE, stamps
         self._count(self.cached, group, tenants, 1)
         if self._ages:
             for tenant, block, stamp in zip(tenants.tolist(), blocks.tolist(), stamps.tolist(), strict=True):
                 self._aging[tenant].append((group, block, stamp))
-            for tenant in set(tenants.tolist()):
-                self._trim(tenant)
 
     def _is_resting(self, group: int, block: int, stamp: int) -> bool:
         space = self._space[group]
@@ -170,17 +186,21 @@ class Accounts:
             state[state == IDLE] = FREE
         self.cached = [0] * len(self.cached)
 
-    def _trim(self, tenant: int) -> None:
-        """A tenant's cached blocks that were given up longest ago go, until its limit is kept."""
-        aging, limit = self._aging[tenant], self.cached_limit[tenant]
-        while self.cached[tenant] > limit and self.cache is not None:
-            group, block, stamp = aging.popleft()
-            if self._is_resting(group, block, stamp):
-                self.dropped(group, [block])
-                self.cache.drop(group, block)
-                self.pool.forget(group, [block])
-        if len(aging) > 64 + 4 * self._entries:
-            self._aging[tenant] = deque(entry for entry in aging if self._is_resting(*entry))
+    def trim(self) -> None:
+        """Evict what tenants have cached beyond their limits, in each what was given up longest ago."""
+        if not self._ages:
+            return
+        for tenant, (aging, limit) in enumerate(zip(self._aging, self.cached_limit, strict=True)):
+            while self.cached[tenant] > limit and self.cache is not None:
+                group, block, stamp = aging.popleft()
+                if self._is_resting(group, block, stamp):
+                    self.dropped(group, [block])
+                    self.cache.drop(group, block)
+                    self.pool.forget(group, [block])
+            if len(aging) > 64 + 4 * self._entries:
+                self._aging[tenant] = deque(entry for entry in aging if self._is_resting(*entry))
+        room = [most - used for used, most in zip(self.cached, self.cached_limit, strict=True)]
+        self._slack = min(room, default=0)
 
     # --- for resizing and snapshots ---
 
@@ -236,7 +256,7 @@ class ToldBlockPool(_Told, BlockPool):
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
         done = super().give_back_many(group, blocks)
         if done and self.accounts is not None:
-            self.accounts.returned(group, blocks)
+            self.accounts.returned_many(group, blocks)
         return done
 
 

@@ -30,6 +30,23 @@ class HoldBack:
         self._growth = slice(first, last)
         self._rules = [ops.rules[g] for _, g in ops.ledger.kinds[self._growth]]
 
+    def safe_steps(self, most: int) -> int:
+        """Steps in which no tenant can come to its limit, if each row computes at most so many tokens a step."""
+        rows = [row for row, request in enumerate(self._ops.ledger.requests) if request is not None]
+        demand = np.bincount(self._tenants[rows], minlength=1) * sum(self._most(most))
+        held, limits = self._accounts.held, self._accounts.running_limit
+        steps = [
+            max(0, limits[tenant] - held[tenant]) // wanted
+            for tenant, wanted in enumerate(demand.tolist())
+            if wanted
+        ]
+        return min(steps, default=0)
+
+    def _most(self, tokens: int) -> list[int]:
+        """The most that a row takes of each group for so many tokens."""
+        weights = self._accounts.weights
+        return [weights[rule.index] * (cdiv(tokens, rule.block) + rule.spare + 2) for rule in self._rules]
+
     def sort_out(self, rows: int | Rows, new: Any, lookahead: int, in_flight: Any) -> dict[int, Refused]:
         """The rows that must wait, by their places in the call, and why; what is dead anyway may be given back.
 
@@ -43,7 +60,7 @@ class HoldBack:
         after = ledger.computed[picked] + np.asarray(new, np.int32) + lookahead
         woken = after >= ledger.thresholds[self._growth][:, picked]
         growing = woken.any(axis=0).nonzero()[0]
-        close = self._close(woken[:, growing], self._tenants[picked][growing], new, lookahead)
+        close = self._close(woken[:, growing], self._tenants[picked][growing], int(np.max(new)) + lookahead)
         if not close:
             return {}
         every = np.arange(rows) if isinstance(rows, int) else rows
@@ -54,15 +71,12 @@ class HoldBack:
         places = [p for p in growing.tolist() if moved[p] and self._tenants[every[p]] in close]
         return self._exactly(every, places, moved, lookahead)
 
-    def _close(self, woken: npt.NDArray[np.bool_], tenants: Rows, new: Any, lookahead: int) -> set[int]:
+    def _close(self, woken: npt.NDArray[np.bool_], tenants: Rows, most: int) -> set[int]:
         """Tenants that may come over their limits, counted with the most that each woken row could take."""
         if not tenants.size:
             return set()
-        most, accounts = int(np.max(new)) + lookahead, self._accounts
-        weights = [
-            accounts.weights[rule.index] * (cdiv(most, rule.block) + rule.spare + 2) for rule in self._rules
-        ]
-        demand = np.bincount(tenants, np.asarray(weights) @ woken).tolist()
+        accounts = self._accounts
+        demand = np.bincount(tenants, np.asarray(self._most(most)) @ woken).tolist()
         return {
             tenant
             for tenant, wanted in enumerate(demand)

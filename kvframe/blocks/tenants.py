@@ -9,7 +9,6 @@ own blocks that were given up longest ago are evicted at once, whatever the pool
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -25,7 +24,9 @@ from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import EvictionPolicy
 from kvframe.blocks.quotas import Quotas, Tenant
 from kvframe.blocks.requests import Admission, BlockRequest
-from kvframe.blocks.results import Deferred, Refused, Served, StepResult
+from kvframe.blocks.results import Copy, Deferred, Refused, Served, StepResult
+from kvframe.blocks.rules import NEVER, GroupRule
+from kvframe.blocks.tables import Places
 from kvframe.blocks.transplant import holders
 from kvframe.blocks.watching import Watcher
 
@@ -60,6 +61,7 @@ class TenantManager(KVCacheManager):
 
     def usage(self) -> dict[Tenant, Usage]:
         """What each tenant has that was seen so far."""
+        self.settle()
         accounts = self.accounts
         return {
             name: Usage(
@@ -79,23 +81,28 @@ class TenantManager(KVCacheManager):
         """Let the rows go on with this pool; accounts begin anew, and `adopt` says whose the blocks are."""
         self.accounts = self.limits = Accounts(config, pool, cache, self.quotas)
         super().join(config, pool, cache)
+        self.accounts.settle = self.settle
         pool.accounts = self.accounts  # type: ignore[attr-defined]
         requests = self.ledger.requests
         self._tenant_of = np.array([self._tenant(request) if request else 0 for request in requests], np.intp)
         self._seen = self.tables.length.copy()
         self._flat = tuple(table.reshape(-1) for table in self.tables.tables)
         self._hold_back = HoldBack(self._ops, self.accounts, self._tenant_of)
+        self._gap, self._moved = min((_gap(rule) for rule in self._rules), default=NEVER), 0
+        self._safe_for = 0
 
     def _tenant(self, request: BlockRequest) -> int:
         return self.accounts.index(request.chain.extra.salt)
 
     def owners(self) -> dict[tuple[int, int], Tenant]:
         """Whose the blocks are, for a snapshot or a resize."""
+        self.settle()
         return self.accounts.owners()
 
     def adopt(self, owners: Mapping[tuple[int, int], Tenant]) -> None:
         """Take over whose the blocks of this pool are."""
         self.accounts.adopt([*holders(self), *self.pool.idle()], owners)
+        self.accounts.trim()
 
     def drop_keys(self, group: int, blocks: Sequence[int]) -> None:
         """Take the keys of blocks; their holders keep them."""
@@ -115,13 +122,20 @@ class TenantManager(KVCacheManager):
     ) -> StepResult:
         """As the manager's. Rows whose tenant would hold too much are refused with the reason "tenant"."""
         rows = slots if isinstance(slots, int) else np.asarray(slots, np.intp)
-        waiting = self._hold_back.sort_out(rows, num_new_tokens, lookahead, in_flight)
+        most = (
+            num_new_tokens if isinstance(num_new_tokens, int) else int(np.max(num_new_tokens, initial=0))
+        ) + lookahead
+        waiting: dict[int, Refused] = {}
+        if not self._is_safe(most):
+            waiting = self._hold_back.sort_out(rows, num_new_tokens, lookahead, in_flight)
         if waiting:
             count = rows if isinstance(rows, int) else len(rows)
             num_new_tokens = np.array(np.broadcast_to(np.asarray(num_new_tokens, np.int32), count))
             num_new_tokens[list(waiting)] = 0
         result = super().step(slots, num_new_tokens, lookahead=lookahead, in_flight=in_flight, starts=starts)
-        self._settle()
+        self._moved += most
+        if self._moved >= self._gap:
+            self.settle()
         if not waiting:
             return result
         place_of = {
@@ -132,6 +146,15 @@ class TenantManager(KVCacheManager):
             refused=tuple(sorted(refused, key=lambda one: -1 if one.slot is None else place_of[one.slot]))
         )
 
+    def _is_safe(self, most: int) -> bool:
+        """Whether no tenant can come to its limit in a step of so many tokens a row."""
+        accounts = self.accounts
+        if accounts.safe <= 0 or most > self._safe_for:
+            self.settle()
+            accounts.safe, self._safe_for = self._hold_back.safe_steps(most), most
+        accounts.safe -= 1
+        return accounts.safe >= 0
+
     def admit(
         self, admissions: Sequence[Admission], *, busy: bool = True
     ) -> list[Served | Deferred | Refused]:
@@ -140,8 +163,7 @@ class TenantManager(KVCacheManager):
         for admission in admissions:
             (result,) = super().admit([admission], busy=busy)
             if isinstance(result, Served):
-                self._tenant_of[result.slot] = self._tenant(admission.request)
-                self._settle()
+                self._opened(result.slot, self._tenant(admission.request))
             results.append(result)
         return results
 
@@ -149,55 +171,80 @@ class TenantManager(KVCacheManager):
         """As the manager's. Refused with the reason "tenant" if its tenant would hold too much."""
         result = super().fork(slot)
         if isinstance(result, Served):
-            self._tenant_of[result.slot] = self._tenant_of[slot]
-            self._settle()
+            self._opened(result.slot, int(self._tenant_of[slot]))
         return result
+
+    def _opened(self, row: int, tenant: int) -> None:
+        self._tenant_of[row] = tenant
+        self.accounts.safe = 0
+        self.settle()
 
     def roll_back(self, slots: Sequence[int], num_tokens: Sequence[int]) -> None:
         """As the manager's."""
+        self.settle()
         super().roll_back(slots, num_tokens)
-        self._settle()
+        self.settle()
 
     def release(self, slots: Sequence[int]) -> None:
         """As the manager's."""
+        self.settle()
         super().release(slots)
-        self._settle()
+        self.settle()
 
     def preempt(self, slots: Sequence[int]) -> list[BlockRequest]:
         """As the manager's."""
+        self.settle()
         requests = super().preempt(slots)
-        self._settle()
+        self.settle()
         return requests
+
+    def take_copies(self) -> list[Copy]:
+        """As the manager's."""
+        if self.has_copies:
+            self.settle()
+        return super().take_copies()
 
     def reset(self) -> bool:
         """As the manager's."""
+        self.settle()
         done = super().reset()
         if done:
             self.accounts.cleared()
         return done
 
-    def _settle(self) -> None:
-        """Whose the blocks are that came into the tables since the last call."""
-        tables = self.tables
+    # --- whose the blocks are ---
+
+    def settle(self) -> None:
+        """Bring the accounts up to date: what was given back, and what came into the tables."""
+        tables, accounts = self.tables, self.accounts
+        self._moved = 0
+        accounts.count_noted()
         for g, lengths in enumerate(tables.length):
             seen = self._seen[g]
             changed = (lengths != seen).nonzero()[0]
-            if not changed.size:
-                continue
-            was, now = seen[changed], lengths[changed]
-            if ((now - was) == 1).all():
-                self._own(
-                    g, self._flat[g].take(tables.starts[g].take(changed) + was), self._tenant_of[changed]
-                )
-            else:
-                for row, start, stop in zip(changed.tolist(), was.tolist(), now.tolist(), strict=True):
-                    new = tables.tables[g][row, start:stop]
-                    self._own(g, new, np.full(len(new), self._tenant_of[row]))
-            seen[changed] = now
+            if changed.size:
+                self._own(g, changed, seen[changed], np.maximum(lengths[changed] - seen[changed], 0))
+                seen[changed] = lengths[changed]
         for copy in self._ops.copies:
-            self.accounts.copied(copy.group, copy.source, copy.target)
+            accounts.copied(copy.group, copy.source, copy.target)
+        accounts.trim()
 
-    def _own(self, g: int, blocks: npt.NDArray[Any], tenants: npt.NDArray[np.intp]) -> None:
+    def _own(self, g: int, rows: Places, starts: Places, counts: Places) -> None:
+        """The `counts` entries from `starts` on of each row are its tenant's."""
+        whose = np.arange(len(rows)).repeat(counts)
+        ends: Places = np.cumsum(counts, dtype=np.intp)
+        first = self.tables.starts[g].take(rows) + starts - (ends - counts)
+        blocks = self._flat[g].take(first.take(whose) + np.arange(len(whose)))
         alive = blocks.nonzero()[0]
         if alive.size:
-            self.accounts.took(g, blocks[alive].astype(np.intp), tenants[alive])
+            tenants = self._tenant_of.take(rows).take(whose.take(alive))
+            self.accounts.took(g, blocks.take(alive).astype(np.intp), tenants)
+
+
+def _gap(rule: GroupRule) -> int:
+    """Tokens that a row computes at least from when it takes an entry until the entry dies."""
+    if not rule.frees:
+        return NEVER
+    if rule.state or rule.deaths is None:
+        return 1
+    return int((rule.deaths[1:] - np.arange(len(rule.deaths) - 1) * rule.block).min(initial=NEVER))

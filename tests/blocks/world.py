@@ -642,6 +642,7 @@ class World:
             self.content[space, move.target] = dict(content) if isinstance(content, dict) else content
         if self.random.random() < 0.2:
             return  # the engine thinks better of it
+        self.check_tenants(always=True)  # before limits are lower
         moved = {(self.space(move.group), move.source): move.target for move in answer.moves}
         answer.commit()
         self.config = self.manager.config
@@ -813,12 +814,10 @@ class World:
         assert len(keys) == self.manager.num_keys
         return keys
 
-    def check_tenants(self) -> None:
+    def check_tenants(self, *, always: bool = False) -> None:
         """What tenants hold and have cached, counted block by block; and that they keep to their quotas."""
         if not isinstance(self.manager, TenantManager):
             return
-        quotas, cache = self.manager.quotas, self.manager.cache
-        cuts = [group.blocks_per_slab for group in self.config.groups]
         for running in (*self.rows.values(), *self.waiting):
             digests = running.request.chain.digests
             self.salts.update(
@@ -826,6 +825,11 @@ class World:
                     [bytes(digests[at : at + 32]) for at in range(0, len(digests), 32)], running.salt
                 )
             )
+        if self.random.random() < 0.6 and not always:
+            return  # asking settles the accounts, which mostly are not settled after each operation
+        usage = self.manager.usage()  # first: what is over the limit goes when it is noticed
+        quotas, cache = self.manager.quotas, self.manager.cache
+        cuts = [group.blocks_per_slab for group in self.config.groups]
         holds: dict[str | None, set[tuple[int, int]]] = {}
         for row, running in self.rows.items():
             for g in range(len(cuts)):
@@ -841,7 +845,6 @@ class World:
                 salt = self.salts[cache.index_of[g].digest(block)]
                 cached[salt] = cached.get(salt, Fraction()) + Fraction(1, cuts[g])
         most = self.config.num_blocks - 1
-        usage = self.manager.usage()
         assert {salt for salt, blocks in holds.items() if blocks} | cached.keys() <= usage.keys()
         for salt, used in usage.items():
             held = sum(Fraction(1, cuts[space]) for space, _ in holds.get(salt, ()))
