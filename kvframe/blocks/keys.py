@@ -47,6 +47,7 @@ class KeyIndex:
         self._group_at = items(self._group)
         self._bytes = items(self._words.view(np.uint8))
         self._hashes = self._words.view(HASH).reshape(-1)
+        self._flat = self._words.reshape(-1)
         self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks
         self._word_at = items(self._words)
         self._mixes = [group * _GROUP_MIX & _WORD for group in range(GROUPS)]
@@ -148,7 +149,7 @@ class KeyIndex:
             self._link_many(np.concatenate([blocks for _, blocks in runs]), group)
 
     def _link_many(self, blocks: Blocks, group: int) -> None:
-        buckets = self._buckets(self._words[blocks], group)
+        buckets = self._buckets(self._flat.take(4 * blocks), group)
         # Of several blocks for one bucket numpy keeps the last: go backwards, so that it is the earliest, and link
         # the others in further rounds.
         blocks, buckets = blocks[::-1], buckets[::-1]
@@ -177,7 +178,7 @@ class KeyIndex:
         keyed = (groups >= 0).nonzero()[0]
         blocks, groups = blocks[keyed], groups[keyed]
         mixes = np.array(self._mixes, np.uint64).take(groups)
-        buckets = ((self._words[:, 0].take(blocks) ^ mixes) & np.uint64(self._mask)).astype(np.intp)
+        buckets = ((self._flat.take(4 * blocks) ^ mixes) & np.uint64(self._mask)).astype(np.intp)
         self._group[blocks] = -1
         while blocks.size:
             first = self._first.take(buckets) == blocks
@@ -207,7 +208,7 @@ class KeyIndex:
             self._link()
         found = np.zeros(len(digests), np.int32)
         rows = np.arange(len(digests))
-        at = self._first[self._buckets(digests, group)]
+        at = self._first.take(self._buckets(digests[:, 0], group))
         while True:
             live = at.nonzero()[0]
             if not live.size:
@@ -218,8 +219,8 @@ class KeyIndex:
             found[rows[same]] = at[same]
             at = self._after[at]
 
-    def _buckets(self, digests: Digests, group: int) -> Blocks:
-        mixed = digests[:, 0] ^ np.uint64(self._mixes[group])
+    def _buckets(self, first_words: Digests, group: int) -> Blocks:
+        mixed = first_words ^ np.uint64(self._mixes[group])
         buckets: Blocks = (mixed & np.uint64(self._mask)).astype(np.intp)
         return buckets
 

@@ -188,14 +188,25 @@ class RowOps:
 
     def release(self, rows: Sequence[int]) -> None:
         """Give all blocks of rows back, group by group, row by row, the last entry first."""
-        slots = np.array(rows, np.intp)
         for rule in self.rules:
-            blocks, owners = self.tables.clear(rule.index, slots)
-            if not self._release_many(rule.index, blocks, owners):
-                for mine in np.split(blocks, np.searchsorted(owners, np.arange(1, len(slots)))):
-                    self.pool.give_back(rule.index, mine.tolist())
+            if len(rows) == 1:
+                self._release_row(rule.index, rows[0])
+            else:
+                self._release_rows(rule.index, np.array(rows, np.intp))
             for row in rows:
                 self.notes.forget(rule.index, row)
+
+    def _release_row(self, g: int, row: int) -> None:
+        blocks = self.tables.clear_row(g, row)
+        pool = self.pool
+        if len(blocks) <= FEW or not isinstance(pool, BlockPool) or not pool.give_back_many(g, blocks):
+            pool.give_back(g, blocks.tolist())
+
+    def _release_rows(self, g: int, slots: Blocks) -> None:
+        blocks, owners = self.tables.clear(g, slots)
+        if not self._release_many(g, blocks, owners):
+            for mine in np.split(blocks, np.searchsorted(owners, np.arange(1, len(slots)))):
+                self.pool.give_back(g, mine.tolist())
 
     def _release_many(self, g: int, blocks: Blocks, owners: Blocks) -> bool:
         if len(blocks) <= FEW or not isinstance(self.pool, BlockPool):

@@ -79,6 +79,8 @@ class BlockTables:
 
     def append(self, group: int, slot: int, blocks: Sequence[int] | Places) -> None:
         """Add entries at the end of a row."""
+        if not len(blocks):
+            return
         start = self._length_at[group][slot]
         stop = start + len(blocks)
         self._length_at[group][slot] = stop
@@ -106,6 +108,17 @@ class BlockTables:
         """Shorten a row to `stop` entries; returns the blocks that were beyond, the last first."""
         blocks = self.cut(group, slot, stop, self._length_at[group][slot])
         self._length_at[group][slot] = stop
+        return blocks
+
+    def clear_row(self, group: int, slot: int) -> Places:
+        """Empty a row; returns its blocks, the last first."""
+        length = self._length_at[group][slot]
+        row = self.tables[group][slot, :length]
+        backwards = row[::-1]
+        blocks = backwards[backwards.nonzero()[0]].astype(np.intp)
+        row.fill(0)
+        self._length_at[group][slot] = 0
+        self._touch_range(group, slot, 0, length)
         return blocks
 
     def clear(self, group: int, slots: Places) -> tuple[Places, Places]:
