@@ -58,6 +58,7 @@ bench: $(STAMPS)/test ## Measure start-up, planner, operations and block manager
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/blocks.py --quick
+	$(BIN)/python benchmarks/around.py
 
 docs: $(STAMPS)/docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
