@@ -66,8 +66,8 @@ HEAD = f"""\
 
 In today's engines a new kind of cache means edits in a dozen core files. Here it is a distribution of its own, and this
 is how long each of them is. Counted are lines of code: those with anything but a comment or a docstring on them. Tests
-and documents are not counted, nor is `pyproject.toml`, of which a plugin writes two lines itself: its dependency and its
-entry point.
+and documents are not counted, nor is `pyproject.toml`, of which a plugin writes two lines itself: its dependency and
+its entry point.
 
 *Kind* is the specs, lifetimes, families and views: what the core must be told. *Reading* turns the spellings of public
 models' `config.json` into layers; a family whose models use the common spellings needs little of it. *Formats* packs
@@ -152,7 +152,7 @@ def page() -> str:
     return f"""{HEAD}
 {table}
 
-{len(found)} plugins bring {families} families. {below} of the plugins are within {TARGET} lines; of the kinds alone, {kinds} are.
+{len(found)} plugins bring {families} families. {below} plugins are within {TARGET} lines; of the kinds alone, {kinds} are.
 Above the target:
 
 {reasons}
