@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from kvframe.blocks.counters import Counters
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.hits import Hit, HitSearch
 from kvframe.blocks.keying import Keying
@@ -64,8 +65,10 @@ class _GroupPlan:
 class Admitter:
     """Admits requests one after the other; each is served, deferred or refused as a whole."""
 
-    def __init__(self, ops: RowOps, keying: Keying, search: HitSearch, limits: Limits | None) -> None:
-        self._limits = limits
+    def __init__(
+        self, ops: RowOps, keying: Keying, search: HitSearch, limits: Limits | None, counters: Counters
+    ) -> None:
+        self._limits, self._counters = limits, counters
         self._ops, self._keying, self._search = ops, keying, search
         self._config, self._rules = ops.config, ops.rules
 
@@ -83,20 +86,26 @@ class Admitter:
         hit = admission.hit if admission.hit is not None else self._search.find(request.chain)
         lengths = self._lengths(admission, hit)
         if not ops.ledger.has_room:
-            return Deferred(reason="no_slot")
+            return self._defer("no_slot")
         plans = [self._plan(rule, admission, hit, lengths) for rule in self._rules]
         if self._written_now(plans):
-            return Deferred(reason="same_step_state")
+            return self._defer("same_step_state")
         watermark = self._config.watermark_blocks if busy else 0
         refused = self._refusal(plans, admission, hit, lengths, watermark)
         if refused is not None:
+            self._counters.refused += 1
             return refused
+        self._counters.admit(request.chain, hit, self._search)
         request.junction = hit.junction
         row = ops.ledger.open(request)
         ops.pool.reserve([plan.takes for plan in plans])
         self._adopt(row, plans)
         self._fill(row, plans, lengths)
         return self._finish(row, plans, admission, lengths)
+
+    def _defer(self, reason: str) -> Deferred:
+        self._counters.defer(reason)
+        return Deferred(reason=reason)
 
     def _lengths(self, admission: Admission, hit: Hit) -> _Lengths:
         total = hit.tokens + admission.external_tokens
@@ -186,6 +195,18 @@ class Admitter:
                 names = (rule.group.name for rule in self._rules)
                 return Refused(missing=missing, needed=dict(zip(names, needs, strict=True)), reason=reason)
         return None
+
+    def shortage(self, admission: Admission, busy: bool) -> tuple[Refused, list[list[int]]]:
+        """What a request would take and lack (0: it fits), and the cached blocks that it would hold. No change."""
+        hit = admission.hit if admission.hit is not None else self._search.find(admission.request.chain)
+        lengths = self._lengths(admission, hit)
+        plans = [self._plan(rule, admission, hit, lengths) for rule in self._rules]
+        watermark = self._config.watermark_blocks if busy else 0
+        refused = self._refusal(plans, admission, hit, lengths, watermark)
+        if refused is None:
+            needed = {rule.group.name: plan.takes for rule, plan in zip(self._rules, plans, strict=True)}
+            refused = Refused(missing=0, needed=needed)
+        return refused, [plan.found for plan in plans]
 
     def _whole(self, plans: list[_GroupPlan], admission: Admission, hit: Hit, lengths: _Lengths) -> list[int]:
         """Blocks for the whole request, with what it gives back on the way taken into account."""

@@ -59,6 +59,11 @@ class HitSearch:
         self._drop = {g: config.drop_unit(g) for g in config.keyed}
         self.miss = Hit(blocks=tuple([] for _ in config.groups))
 
+    @property
+    def has_dense(self) -> bool:
+        """Whether a group needs every entry of a hit."""
+        return bool(self._dense)
+
     def find(self, chain: TokenChain) -> Hit:
         """The longest hit, of at most all tokens but one."""
         cache, words = self._cache, _words(chain)
@@ -73,7 +78,7 @@ class HitSearch:
             alone = self._floor(min(dense[first].covered - self._drop[first], chain.num_tokens - 1))
             junction = alone if alone > length else 0
         if not length:
-            return attrs.evolve(self.miss, junction=junction)
+            return attrs.evolve(self.miss, junction=junction) if junction else self.miss
         blocks = tuple(self._blocks(cache, g, words, length, dense) for g in range(len(self._groups)))
         return Hit(tokens=length, blocks=blocks, junction=junction)
 

@@ -12,14 +12,14 @@ from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.hashing import NO_EXTRA_KEYS, ExtraKeys, TokenChain, as_tokens
 from kvframe.blocks.hits import Hit
+from kvframe.blocks.questions import Questions
 from kvframe.blocks.queues import EvictionPolicy
 from kvframe.blocks.requests import Admission, BlockRequest
-from kvframe.blocks.results import Copy, Deferred, HitLimit, Refused, Served, StepResult
+from kvframe.blocks.results import Copy, Deferred, Refused, Served, StepResult
 from kvframe.blocks.watching import Watcher
-from kvframe.blocks.wiring import Wiring
 
 
-class KVCacheManager(Wiring):
+class KVCacheManager(Questions):
     """The scheduler's side of the KV cache. It knows groups by their lifetimes and nothing of what they store.
 
     A step of an engine is `step` for what runs, then `admit` for what waits, `take_copies` and `take_fresh` for the
@@ -74,10 +74,6 @@ class KVCacheManager(Wiring):
         """The request's longest prefix hit; nothing is held for it yet."""
         return self.longest_hit(request.chain)
 
-    def explain_hit(self, request: BlockRequest) -> HitLimit:
-        """Which group and which entry end the request's hit, and how far each group alone would go."""
-        return self._search.explain(request.chain)
-
     # --- a step ---
 
     def start_step(self) -> None:
@@ -110,7 +106,10 @@ class KVCacheManager(Wiring):
         """
         if starts:
             self._notes.keyed_now.clear()
-        return self._stepper.step(slots, num_new_tokens, lookahead, in_flight)
+        result = self._stepper.step(slots, num_new_tokens, lookahead, in_flight)
+        if result.refused:
+            self.counters.stuck += len(result.refused)
+        return result
 
     def admit(
         self, admissions: Sequence[Admission], *, busy: bool = True
@@ -206,6 +205,7 @@ class KVCacheManager(Wiring):
         self._tails.store(slot)
         result = self._forker.fork(slot)
         if isinstance(result, Served):
+            self.counters.forked += 1
             self._tails.load(result.slot)
             if self._watcher is not None:
                 self._watcher.forked(slot, result.slot)
@@ -227,6 +227,7 @@ class KVCacheManager(Wiring):
         self._check_rows(slots)
         for row in slots:
             self._tails.store(row)
+        self.counters.preempted += len(slots)
         return self._close(slots)
 
     def _check_rows(self, slots: Sequence[int]) -> None:

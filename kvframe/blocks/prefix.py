@@ -73,6 +73,7 @@ class PrefixCache:
         self._covers: dict[tuple[int, int], int] = {}  # (space, block): tokens, for blocks not keyed as whole
         self._further: dict[tuple[int, int], list[Key]] = {}
         self._holders: dict[Key, list[int]] = {}  # of further keys
+        self.evicted = [0] * len(self._space_of)  # keyed blocks that were overwritten, by group
         self._added: list[tuple[int, Blocks, Digests, Any, Any]] = []  # the watcher has yet to be told
 
     def add(
@@ -150,6 +151,7 @@ class PrefixCache:
     def drop_all(self, group: int, blocks: list[int]) -> None:
         """`drop` for blocks that are about to be overwritten."""
         index = self.index_of[group]
+        self._count(index, blocks)
         if self._covers or self._further or (self.watcher is not None and len(blocks) <= FEW):
             for block in blocks:
                 self.drop(group, block)
@@ -163,6 +165,16 @@ class PrefixCache:
                 # The oldest copy of a key is found: where nothing is, this was the last one.
                 gone = digests[self.index_of[owner].find_many(owner, digests) == 0]
                 self.watcher.removed(owner, list(dict.fromkeys(row.tobytes() for row in gone)))
+
+    def _count(self, index: KeyIndex, blocks: list[int]) -> None:
+        evicted = self.evicted
+        if len(blocks) > FEW:
+            for owner, held, _ in index.keys_by_group(np.array(blocks, np.intp)):
+                evicted[owner] += len(held)
+            return
+        for block in blocks:
+            if block in index:
+                evicted[index.group(block)] += 1
 
     def move(self, group: int, source: int, target: int) -> None:
         """Give the keys of `source` to `target`, which has none and gets a copy of the content."""

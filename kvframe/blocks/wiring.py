@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvframe.blocks.admission import Admitter
 from kvframe.blocks.config import BlockConfig
+from kvframe.blocks.counters import Counters
 from kvframe.blocks.forks import Forker, RollBack
 from kvframe.blocks.hashing import TokenChain, block_hash
 from kvframe.blocks.hits import Hit, HitSearch
@@ -49,6 +50,7 @@ class Wiring:
         rules = tuple(group_rule(config, g) for g in range(len(config.groups)))
         pool, cache = self.make(config)
         self._rules, self._notes = rules, StateNotes()
+        self.counters = Counters(config=config)
         self.tables = BlockTables(config.max_requests, [rule.width for rule in rules])
         self.ledger = Ledger(config, rules)
         self._tails = Tails(self.ledger, config)
@@ -66,7 +68,9 @@ class Wiring:
         self._ops = RowOps(config, rules, ledger, tables, pool, cache, notes)
         self._keying = Keying(config, rules, ledger, tables, cache, notes)
         self._search = HitSearch(config, cache)
-        self._admitter = Admitter(self._ops, self._keying, self._search, self.limits)
+        self._admitter = Admitter(self._ops, self._keying, self._search, self.limits, self.counters)
+        if cache is not None:
+            cache.evicted = self.counters.evicted
         self._stepper = Stepper(self._ops, self._keying, self._tails)
         self._forker, self._roll_back = Forker(self._ops, self.limits), RollBack(self._ops, self._keying)
 
