@@ -101,7 +101,9 @@ class Publishing:
         """Which of the entries [start, stop) are alive at a resume point; None: all are published."""
         if self.stop_unit is None:
             return None
-        ranges = [self._alive(at // self.align * self.align) for at in boundaries] if self.sparse else []
+        # A state is kept at the end of an entry: the last one that a resume point inside an entry can start from.
+        unit = self.block if self.lifetime.state else self.align
+        ranges = [self._alive(at // unit * unit) for at in boundaries] if self.sparse else []
         return [
             any(low <= entry < high for low, high in ranges) or (self.stop_unit > 0 and self._periodic(entry))
             for entry in range(start, stop)
