@@ -31,7 +31,9 @@ class EventMaker:
     """
 
     def __init__(self, config: BlockConfig, medium: str) -> None:
-        self._groups, self._unit, self._medium = config.groups, config.hash_unit, medium
+        self._unit, self._medium = config.hash_unit, medium
+        self._blocks = tuple(group.lifetime.block for group in config.groups)
+        self._dense = tuple(group.dense for group in config.groups)
 
     def events(self, facts: Iterable[Came | Went]) -> Iterator[Event]:
         """The records, in order."""
@@ -87,7 +89,7 @@ class EventMaker:
     def _follows(self, run: _Run, part: _Run) -> bool:
         if run.group != part.group or run.chain is not part.chain or run.width != part.width:
             return False
-        whole = part.ends[0] % self._groups[run.group].lifetime.block == 0
+        whole = part.ends[0] % self._blocks[run.group] == 0
         return run.chain is None or (whole and run.ends[-1] + run.width == part.ends[0])
 
     def _joined(self, run: _Run, part: _Run) -> _Run:
@@ -98,29 +100,32 @@ class EventMaker:
     # --- the record of a run ---
 
     def _stored(self, run: _Run) -> BlockStored:
-        group, chain = self._groups[run.group], run.chain
-        known: dict[str, Any] = {
-            "block_hashes": tuple(run.digests),
-            "token_ids": tuple(run.tokens),
-            "medium": self._medium,
-            "group_idx": run.group,
-        }
+        chain, block = run.chain, self._blocks[run.group]
         if chain is None:
-            return BlockStored(parent_block_hash=None, block_size=group.lifetime.block, **known)
+            return BlockStored(
+                block_hashes=tuple(run.digests),
+                parent_block_hash=None,
+                token_ids=(),
+                block_size=block,
+                medium=self._medium,
+                group_idx=run.group,
+            )
         start = (run.ends[0] - run.width) // self._unit * DIGEST_BYTES
-        positions = tuple((end - 1) // group.lifetime.block for end in run.ends)
         return BlockStored(
+            block_hashes=tuple(run.digests),
             parent_block_hash=bytes(chain.digests[start - DIGEST_BYTES : start]) if start else None,
+            token_ids=tuple(run.tokens),
             block_size=run.width,
+            medium=self._medium,
             lora_name=chain.extra.lora_name,
-            extra_keys=self._extra_keys(chain, run),
-            block_positions=None if group.dense else positions,
-            **known,
+            extra_keys=None if chain.extra.plain else self._extra_keys(chain, run),
+            group_idx=run.group,
+            block_positions=(
+                None if self._dense[run.group] else tuple([(end - 1) // block for end in run.ends])
+            ),
         )
 
-    def _extra_keys(self, chain: TokenChain, run: _Run) -> tuple[ExtraKey | None, ...] | None:
-        if chain.extra.plain:
-            return None
+    def _extra_keys(self, chain: TokenChain, run: _Run) -> tuple[ExtraKey | None, ...]:
         return tuple(_untagged(chain.extra.of_unit(end - run.width, end)) for end in run.ends)
 
 
