@@ -152,7 +152,7 @@ def page() -> str:
     return f"""{HEAD}
 {table}
 
-{len(found)} plugins bring {families} families. {below} plugins are within {TARGET} lines; of the kinds alone, {kinds} are.
+{len(found)} plugins bring {families} families. {below} plugins are within {TARGET} lines, and {kinds} kinds alone.
 Above the target:
 
 {reasons}
