@@ -7,8 +7,11 @@ ALONE := .venv-plugin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 # A plugin is installed once its package exists: plugins/kvframe-x/src/kvframe_x/__init__.py
-PLUGINS := $(sort $(foreach init,$(wildcard plugins/*/src/kvframe_*/__init__.py),$(firstword $(subst /src/, ,$(init)))))
-MANIFESTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+PACKAGED := $(sort $(foreach init,$(wildcard plugins/*/src/kvframe_*/__init__.py),$(firstword $(subst /src/, ,$(init)))))
+# A bridge needs a library that needs torch: it comes with the tests' extras, where there is a torch.
+BRIDGES := $(filter plugins/kvframe-transformers,$(PACKAGED))
+PLUGINS := $(filter-out $(BRIDGES),$(PACKAGED))
+MANIFESTS := pyproject.toml $(PACKAGED:%=%/pyproject.toml)
 
 # The constraints pin a torch build for this Python; on others the torch tests skip and say so.
 TEST_EXTRAS = $(shell $(BIN)/python -c 'import sys; print("test,torch" if sys.version_info[:2] == (3, 11) else "test")')
@@ -50,7 +53,7 @@ stress: $(STAMPS)/test ## A million steps of the block manager's state machine
 check: $(STAMPS)/check ## Lint, formatting, types, and the one-way road of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy kvframe $(PLUGINS:%=%/src)
+	$(BIN)/mypy kvframe $(PACKAGED:%=%/src)
 	$(BIN)/lint-imports
 
 bench: $(STAMPS)/test ## Measure start-up, planner, operations and block manager, as ratios against their bars
@@ -88,7 +91,7 @@ $(STAMPS)/setup: $(MANIFESTS) constraints.txt $(STAMPS)/plugins
 
 $(STAMPS)/test: $(STAMPS)/setup
 	@echo 'Installing the extras $(TEST_EXTRAS) (torch takes a while the first time)'
-	@$(PIP) --no-build-isolation -e '.[$(TEST_EXTRAS)]'
+	@$(PIP) --no-build-isolation -e '.[$(TEST_EXTRAS)]' $(if $(findstring torch,$(TEST_EXTRAS)),$(BRIDGES:%=-e %))
 	@touch $@
 
 $(STAMPS)/check $(STAMPS)/docs: $(STAMPS)/setup
