@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,69 +19,69 @@ class Ahead:
         core: the block manager.
         ledger: its counts.
         rows: running requests by id.
+        nothing: the answer for a request that gets no block.
     """
 
-    def __init__(self, core: KVCacheManager, ledger: Ledger, rows: dict[str, Row]) -> None:
-        self._core, self._ledger, self._rows = core, ledger, rows
+    def __init__(self, core: KVCacheManager, ledger: Ledger, rows: dict[str, Row], nothing: Blocks) -> None:
+        self._core, self._ledger, self._rows, self._nothing = core, ledger, rows, nothing
         self._ready: dict[int, tuple[Row, int]] = {}  # by slot: the row, and the tokens it had
+        self._groups = len(core.config.groups)
+        # Whoever is asked for tokens up to one below its next wake-up will need something in the next step.
+        self.soon: list[tuple[Row, Any]] = []
 
-    def step(self, running: Iterable[Any], steady: Callable[[Any], bool]) -> None:
+    def step(self, steady: Callable[[Any], bool]) -> None:
         """Give the rows that need something for one more token what they need.
 
         Args:
-            running: vLLM's running requests.
-            steady: whether the scheduler is about to compute exactly one token of a request.
+            steady: whether the scheduler is about to compute exactly one token of a running request.
         """
         self.take_back()
-        rows, requests = self._due(running, steady)
-        if len(rows) < 2:
+        asked, self.soon = self.soon, []
+        due = [(row, request) for row, request in asked if self._is_due(row, request) and steady(request)]
+        if len(due) < 2:
             return  # the scheduler's own question costs as much
-        slots = np.array([row.slot for row in rows], np.intp)
-        computed = np.array([request.num_computed_tokens for request in requests], np.int32)
-        if self._ledger.growing(slots, computed + 1) > self._core.num_free:
+        rows, counts = [row for row, _ in due], [request.num_computed_tokens for _, request in due]
+        growing = [place for place, row in enumerate(rows) if counts[place] >= row.grow - 1]
+        slots, computed = np.array([row.slot for row in rows], np.intp), np.array(counts, np.int32)
+        free = self._core.num_free
+        if len(growing) * self._groups > free and self._ledger.growing(slots, computed + 1) > free:
             return  # somebody will be preempted: let the scheduler decide who, in its order
-        counts = self._core.ledger
-        counts.computed[slots] = computed
-        counts.known[slots] = [request.num_tokens for request in requests]
-        for row, request in zip(rows, requests, strict=True):
-            self._ledger.extend(row, request)
-        flying = np.array([request.num_in_flight_tokens for request in requests], np.int32)
-        before = self._core.tables.length[:, slots]
-        result = self._core.step(slots, 1, in_flight=flying if flying.any() else 0, starts=False)
+        self._ledger.settle_all(rows, slots, computed)
+        flying = [request.num_in_flight_tokens for _, request in due]
+        picked = slots[growing]
+        before = self._core.tables.length[:, picked]
+        result = self._core.step(
+            slots, 1, in_flight=np.array(flying, np.int32) if any(flying) else 0, starts=False
+        )
         self._ledger.wake_all(rows, slots)
-        self._keep(rows, slots, before, computed.tolist(), {one.slot for one in result.refused})
+        refused = {one.slot for one in result.refused}
+        for row, count in zip(rows, counts, strict=True):
+            if row.slot not in refused:
+                row.ready, row.ready_at, row.due = self._nothing, count + 1, 0
+                self._ready[row.slot] = (row, count)
+        self._hand_out([rows[place] for place in growing], picked, before)
 
-    def _due(self, running: Iterable[Any], steady: Callable[[Any], bool]) -> tuple[list[Row], list[Any]]:
-        find, rows, requests = self._rows.get, [], []
-        for request in running:
-            row = find(request.request_id)
-            if row is None:
-                continue
-            after = request.num_computed_tokens + 1
-            if after < row.due or not steady(request):
-                continue
-            final = min(after, request.num_tokens)
-            if after >= row.grow or final >= row.keys or after - request.num_in_flight_tokens >= row.die:
-                rows.append(row)
-                requests.append(request)
-        return rows, requests
+    def _is_due(self, row: Row, request: Any) -> bool:
+        if self._rows.get(request.request_id) is not row:
+            return False
+        after = request.num_computed_tokens + 1
+        if after < row.due:
+            return False
+        return (
+            after >= row.grow
+            or min(after, request.num_tokens) >= row.keys
+            or after - request.num_in_flight_tokens >= row.die
+        )
 
-    def _keep(self, rows: list[Row], slots: Any, before: Any, computed: list[int], refused: set[int]) -> None:
-        tables = self._core.tables
-        grown = (tables.length[:, slots] - before).tolist()
-        # A row grows by one block a group at most; where it did not, the id read here is not used.
-        last = [
-            table[slots, np.minimum(start, table.shape[1] - 1)].tolist()
-            for table, start in zip(tables.tables, before, strict=True)
-        ]
-        for place, row in enumerate(rows):
-            if row.slot in refused:
-                continue
-            new = tuple(
-                [ids[place]] if counts[place] else [] for ids, counts in zip(last, grown, strict=True)
-            )
-            row.ready, row.ready_at, row.due = Blocks(new), computed[place] + 1, 0
-            self._ready[row.slot] = (row, computed[place])
+    def _hand_out(self, rows: list[Row], slots: Any, before: Any) -> None:
+        tables, parts = self._core.tables, []
+        for table, start, stop in zip(tables.tables, before, tables.length[:, slots], strict=True):
+            grown = (stop > start).tolist()  # by one block at most; where it did not grow, the id is not used
+            ids = table[slots, np.minimum(start, table.shape[1] - 1)].tolist() if any(grown) else grown
+            parts.append([[block] if new else [] for block, new in zip(ids, grown, strict=True)])
+        for row, new in zip(rows, zip(*parts, strict=True), strict=True):
+            if row.ready is not None and any(new):
+                row.ready = Blocks(new)
 
     def consume(self, row: Row) -> Blocks | None:
         """What was allocated ahead for the row."""

@@ -6,7 +6,7 @@ without an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -25,10 +25,17 @@ class GroupView:
     Args:
         block_size: tokens of a block.
         kv_cache_spec: the group's spec, vLLM's own object.
+        req_to_blocks: the requests that hold blocks, by id.
     """
 
     block_size: int
     kv_cache_spec: Any
+    req_to_blocks: Mapping[str, Any]
+
+    @property
+    def num_cached_block(self) -> Mapping[str, Any]:
+        """The requests whose blocks may be cached: the same."""
+        return self.req_to_blocks
 
 
 @attrs.frozen(kw_only=True)
@@ -78,8 +85,9 @@ class EngineManager:
         self.enable_caching = config.prefix_caching
         self.watermark_blocks = config.watermark_blocks
         self.num_kv_cache_groups = len(config.groups)
+        self._rows: dict[str, Row] = {}
         views = [
-            GroupView(block_size=group.lifetime.block, kv_cache_spec=spec)
+            GroupView(block_size=group.lifetime.block, kv_cache_spec=spec, req_to_blocks=self._rows)
             for group, spec in zip(config.groups, specs, strict=True)
         ]
         self.coordinator = Coordinator(single_type_managers=tuple(views))
@@ -89,19 +97,19 @@ class EngineManager:
         self.prefix_cache_stats = new_stats() if new_stats else None
         self._new_stats = new_stats
         self._unit = config.hash_unit
-        self._rows: dict[str, Row] = {}
         self._ledger = Ledger(self.core)
-        self._ahead = Ahead(self.core, self._ledger, self._rows)
+        self._ahead = Ahead(self.core, self._ledger, self._rows, self.empty_kv_cache_blocks)
 
     # --- a step ---
 
     def new_step_starts(self) -> None:
         """A call of `schedule` begins."""
+        self._ahead.soon.clear()  # where nobody asks for what is needed ahead
         self.core.start_step()
 
-    def allocate_ahead(self, running: Iterable[Any], steady: Callable[[Any], bool]) -> None:
+    def allocate_ahead(self, steady: Callable[[Any], bool]) -> None:
         """One call for all running requests that need something; see `Ahead.step`."""
-        self._ahead.step(running, steady)
+        self._ahead.step(steady)
 
     def end_ahead(self) -> None:
         """The running requests have been asked for; what was not is taken back."""
@@ -150,13 +158,15 @@ class EngineManager:
             raise BlockError(what="num_new_tokens", value=num_new_tokens, rule=rule)
         row = self._rows.get(request.request_id)
         if row is not None:
-            if (
-                num_lookahead_tokens == 0
-                and request.num_computed_tokens + num_new_tokens < row.due
-                and new_computed_blocks is None
-            ):
+            after = request.num_computed_tokens + num_new_tokens
+            if after < row.due and not num_lookahead_tokens and new_computed_blocks is None:
+                if after + 1 >= row.due:
+                    self._ahead.soon.append((row, request))
                 return self.empty_kv_cache_blocks
-            return self._grow(row, request, num_new_tokens, num_lookahead_tokens, new_computed_blocks)
+            blocks = self._grow(row, request, num_new_tokens, num_lookahead_tokens, new_computed_blocks)
+            if after + 1 >= row.due:
+                self._ahead.soon.append((row, request))
+            return blocks
         if reserved_blocks or skip_zeroing_group_ids:
             raise NotImplementedError("kvframe's manager serves no asynchronous loads of a KV connector")
         hit = self._hit(new_computed_blocks, num_new_computed_tokens)
@@ -189,7 +199,7 @@ class EngineManager:
             and computed - request.num_in_flight_tokens + 1 < row.die
         ):
             return self.empty_kv_cache_blocks
-        self._ledger.settle(row, request, computed)
+        self._ledger.settle(row, computed)
         before = self._ledger.lengths(row.slot)
         result = self.core.step(
             [row.slot],
@@ -218,6 +228,7 @@ class EngineManager:
             return None
         row = self._rows[request.request_id] = Row(answer.slot, admission.request.chain)
         self._ledger.wake(row)
+        self._ahead.soon.append((row, request))
         if admission.delay_caching:
             row.keys = row.due = 0  # nothing is keyed, and so nothing is armed, before `cache_blocks`
         return Blocks(self._ledger.since(answer.slot, self._adopted(answer, admission)))
@@ -241,7 +252,7 @@ class EngineManager:
         if row is None or num_computed_tokens < row.keys:
             return
         computed = max(request.num_computed_tokens, num_computed_tokens)
-        self._ledger.settle(row, request, computed)
+        self._ledger.settle(row, computed)
         self.core.commit([row.slot], [num_computed_tokens], in_flight=computed - num_computed_tokens)
         self._ledger.wake(row)
 
@@ -255,6 +266,10 @@ class EngineManager:
         known = block_request(request, self._unit)
         hit = self.core.lookup(known)
         return Found(hit, known), hit.tokens, hit.junction
+
+    def get_computed_blocks_for_connector(self, request: Any) -> tuple[Blocks, int, int, bool]:
+        """The same; without groups of states no group's hit differs from the others'."""
+        return (*self.get_computed_blocks(request), False)
 
     def prefix_cache_lookup_enabled(self, request: Any) -> bool:
         """Whether hits may be looked up for the request."""

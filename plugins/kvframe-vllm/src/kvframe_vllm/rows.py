@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from kvframe.blocks import BlockRequest, KVCacheManager, TokenChain
@@ -27,6 +28,24 @@ def _not_hashed_here(*unit: Any) -> bytes:
 _GIVEN = BlockHash(name="vllm", unit=_not_hashed_here, root=bytes(DIGEST_BYTES))
 
 
+@attrs.define(kw_only=True)
+class EngineChain(TokenChain):
+    """The hashes of a request of vLLM, which it has computed: `extend` takes over what is new.
+
+    Args:
+        request: vLLM's `Request`.
+    """
+
+    request: Any
+
+    def extend(self, tokens: Any) -> None:
+        """Take over the count of tokens, and the hashes that are new; what `tokens` are, vLLM knows."""
+        request, have = self.request, len(self.digests) // DIGEST_BYTES
+        self.num_tokens, hashes = request.num_tokens, request.block_hashes
+        if have < len(hashes):
+            self.digests += _digests(hashes[have:] if have else hashes)
+
+
 def _digests(hashes: Sequence[bytes]) -> bytes:
     """vLLM's hashes as digests of 32 bytes; shorter ones (xxhash) are filled up."""
     joined = b"".join(hashes)
@@ -42,8 +61,8 @@ def block_request(request: Any, unit: int) -> BlockRequest:
         request: vLLM's `Request`.
         unit: tokens of one of its hashes.
     """
-    chain = TokenChain(hash=_GIVEN, unit=unit, num_tokens=request.num_tokens)
-    chain.digests += _digests(request.block_hashes)
+    chain = EngineChain(hash=_GIVEN, unit=unit, request=request)
+    chain.extend(())
     return BlockRequest(prompt=request.num_prompt_tokens, chain=chain)
 
 
@@ -72,7 +91,7 @@ class Ledger:
     """
 
     def __init__(self, core: KVCacheManager) -> None:
-        self._ledger, self._tables = core.ledger, core.tables
+        self._core, self._ledger, self._tables = core, core.ledger, core.tables
         self._groups = range(len(core.config.groups))
         self._die = tuple(core.ledger.die_at.values())
         self._grow = tuple(core.ledger.grow_at.values())
@@ -81,18 +100,16 @@ class Ledger:
 
     # --- from vLLM ---
 
-    def settle(self, row: Row, request: Any, computed: int) -> None:
+    def settle(self, row: Row, computed: int) -> None:
         """Tell the counts of one row: tokens computed, tokens known, and the hashes that are new."""
+        self._core.append([row.slot], [()])
         self._ledger.computed_at[row.slot] = computed
-        self._ledger.known_at[row.slot] = request.num_tokens
-        self.extend(row, request)
 
-    @staticmethod
-    def extend(row: Row, request: Any) -> None:
-        """Take over the hashes that are new."""
-        have, hashes = row.chain.num_units, request.block_hashes
-        if have < len(hashes):
-            row.chain.digests += _digests(hashes[have:])
+    def settle_all(self, rows: Sequence[Row], slots: Any, computed: Any) -> None:
+        """`settle` for many rows. Those that are far from a key need not learn of tokens and hashes yet."""
+        keyed = [row.slot for row, count in zip(rows, computed.tolist(), strict=True) if count + 1 >= row.keys]
+        self._core.append(keyed, [()] * len(keyed))
+        self._ledger.computed[slots] = computed
 
     def rewrite(self, row: Row, request: Any) -> None:
         """A streaming session goes on: tokens after the last turn were replaced, and its prompt is longer."""

@@ -59,7 +59,7 @@ class _OnKVFrame:
             and self._pause_state != PauseState.PAUSED_ALL
             and self.ec_connector is None
         ):
-            manager.allocate_ahead(self.running, self._steady)
+            manager.allocate_ahead(self._steady)
         output = super().schedule(throttle_prefills)  # type: ignore[misc]
         manager.end_ahead()
         return output

@@ -31,12 +31,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ALTERNATING,
         "query_pre_attn_scalar": 32,
         "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
     },
     "gemma3": {
         "model_type": "gemma3_text",
-        "num_hidden_layers": 12,
+        "num_hidden_layers": 6,
         "sliding_window": 64,
-        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
         "query_pre_attn_scalar": 32,
     },
     "gptoss": {
@@ -95,4 +96,4 @@ if __name__ == "__main__":
     import sys
 
     for each in sys.argv[2:] or MODELS:
-        print(make_model(each, Path(sys.argv[1])))
+        make_model(each, Path(sys.argv[1]))
