@@ -17,20 +17,16 @@ UNKNOWN = -1  # no row: the caller does not say whose tokens a key covers
 
 
 class KeyWatcher(Protocol):
-    """Is told as keys come and go: the first copy of one, and the last.
+    """Is told as keys come and go, of each copy: several blocks may hold one key."""
 
-    Of keys that came many at once it is told when the next one goes, or at `PrefixCache.tell`: in the order in which
-    all happened, and before a row's request leaves.
-    """
+    def came(self, group: int, digest: bytes, row: int, end: int) -> None:
+        """A block got a key: the hash of the first `end` tokens of the request in `row`, which may be UNKNOWN."""
 
-    def stored(self, group: int, digest: bytes, row: int, end: int) -> None:
-        """A key came: the hash of the first `end` tokens of the request in `row`; `row` may be UNKNOWN."""
+    def came_many(self, group: int, digests: Digests, rows: Any, ends: Any) -> None:
+        """`came` for many blocks: `rows` is an array or one row, `ends` an array. They must not change after."""
 
-    def stored_many(self, group: int, digests: Digests, rows: Any, ends: Any) -> None:
-        """`stored` for many keys: `rows` is an array or one row, `ends` an array."""
-
-    def removed(self, group: int, digests: list[bytes]) -> None:
-        """The last copies of these keys went."""
+    def went(self, group: int, digests: list[bytes] | Digests) -> None:
+        """Blocks lost these keys."""
 
     def cleared(self) -> None:
         """All keys went."""
@@ -60,7 +56,7 @@ class PrefixCache:
     Args:
         sizes: number of block ids of each id space.
         space_of: the id space of each group.
-        watcher: is told of the first copy of a key, and when the last one goes; None costs nothing.
+        watcher: is told of keys that come and go; None costs nothing.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class PrefixCache:
         self._further: dict[tuple[int, int], list[Key]] = {}
         self._holders: dict[Key, list[int]] = {}  # of further keys
         self.evicted = [0] * len(self._space_of)  # keyed blocks that were overwritten, by group
-        self._added: list[tuple[int, Blocks, Digests, Any, Any]] = []  # the watcher has yet to be told
 
     def add(
         self,
@@ -97,19 +92,17 @@ class PrefixCache:
         Returns:
             Whether the key is new for this block.
         """
-        if self._added:
-            self.tell()
         index, where = self.index_of[group], (self._space_of[group], block)
         if block in index:
             if index.digest(block) == digest or block in self._holders.get((group, digest), ()):
                 return False
             if self._covers.get(where, whole) >= covers:
-                self._note_stored(group, digest, row, end)
+                self._note_came(group, digest, row, end)
                 self._further.setdefault(where, []).append((group, digest))
                 self._holders.setdefault((group, digest), []).append(block)
                 return True
             self.drop(group, block)
-        self._note_stored(group, digest, row, end)
+        self._note_came(group, digest, row, end)
         index.add(block, group, digest)
         if covers < whole:
             self._covers[where] = covers
@@ -136,17 +129,15 @@ class PrefixCache:
         index, where = self.index_of[group], (self._space_of[group], block)
         if block not in index:
             return
-        if self._added:
-            self.tell()
         owner, digest = index.group(block), index.digest(block)
         index.remove(block)
-        self._note_removed(owner, digest)
+        self._note_went(owner, digest)
         self._covers.pop(where, None)
         for key in self._further.pop(where, ()):
             self._holders[key].remove(block)
             if not self._holders[key]:
                 del self._holders[key]
-            self._note_removed(*key)
+            self._note_went(*key)
 
     def drop_all(self, group: int, blocks: list[int]) -> None:
         """`drop` for blocks that are about to be overwritten."""
@@ -156,15 +147,10 @@ class PrefixCache:
             for block in blocks:
                 self.drop(group, block)
             return
-        if self._added:
-            self.tell()
-        watched = None if self.watcher is None else index.keys_by_group(np.array(blocks, np.intp))
+        if self.watcher is not None:
+            for owner, _, digests in index.keys_by_group(np.array(blocks, np.intp)):
+                self.watcher.went(owner, digests)
         index.remove_keyed(blocks)
-        if watched is not None and self.watcher is not None:
-            for owner, _, digests in watched:
-                # The oldest copy of a key is found: where nothing is, this was the last one.
-                gone = digests[self.index_of[owner].find_many(owner, digests) == 0]
-                self.watcher.removed(owner, list(dict.fromkeys(row.tobytes() for row in gone)))
 
     def _count(self, index: KeyIndex, blocks: list[int]) -> None:
         evicted = self.evicted
@@ -181,8 +167,6 @@ class PrefixCache:
         index, space = self.index_of[group], self._space_of[group]
         if source not in index:
             return
-        if self._added:
-            self.tell()
         index_group, digest = index.group(source), index.digest(source)
         index.remove(source)
         index.add(target, index_group, digest)
@@ -213,26 +197,13 @@ class PrefixCache:
     def add_whole(
         self, group: int, blocks: Blocks, digests: Digests, rows: Any = UNKNOWN, ends: Any = None
     ) -> None:
-        """Key many whole blocks that have no key; `rows` and `ends` as in `KeyWatcher.stored_many`.
+        """Key many whole blocks that have no key; `rows` and `ends` as in `KeyWatcher.came_many`.
 
         The arrays must not change after.
         """
         self.index_of[group].add_many(blocks, group, digests)
         if self.watcher is not None:
-            self._added.append((group, blocks, digests, rows, ends))
-
-    def tell(self) -> None:
-        """Tell the watcher what it has yet to be told."""
-        added, self._added = self._added, []
-        for group, blocks, digests, rows, ends in added:
-            # The oldest copy of a key is found: where that is this block, it is the first.
-            new = self.index_of[group].find_many(group, digests) == blocks
-            if self._holders:
-                for at in new.nonzero()[0].tolist():
-                    new[at] = (group, digests[at].tobytes()) not in self._holders
-            if self.watcher is not None and new.any():
-                whose = rows[new] if isinstance(rows, np.ndarray) else rows
-                self.watcher.stored_many(group, digests[new], whose, ends[new])
+            self.watcher.came_many(group, digests, rows, ends)
 
     # --- for snapshots and resizing ---
 
@@ -258,7 +229,6 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Take every key."""
-        self.tell()
         for index in self.indices:
             index.clear()
         self._covers.clear()
@@ -273,10 +243,10 @@ class PrefixCache:
         further = sum(not self.index_of[group].find(group, digest) for group, digest in self._holders)
         return sum(index.distinct() for index in self.indices) + further
 
-    def _note_stored(self, group: int, digest: bytes, row: int, end: int) -> None:
-        if self.watcher is not None and not self.find(group, digest):
-            self.watcher.stored(group, digest, row, end)
+    def _note_came(self, group: int, digest: bytes, row: int, end: int) -> None:
+        if self.watcher is not None:
+            self.watcher.came(group, digest, row, end)
 
-    def _note_removed(self, group: int, digest: bytes) -> None:
-        if self.watcher is not None and not self.find(group, digest):
-            self.watcher.removed(group, [digest])
+    def _note_went(self, group: int, digest: bytes) -> None:
+        if self.watcher is not None:
+            self.watcher.went(group, [digest])

@@ -13,7 +13,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import attrs
-import numpy as np
 
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.errors import BlockError
@@ -144,17 +143,10 @@ def _unpinned(manager: Wiring) -> list[Held]:
 
 def _announce(manager: Wiring, image: CacheImage) -> None:
     """Tell the watcher of the keys; whose tokens they cover is not known any more."""
-    if manager.watcher is None:
-        return
-    told: set[tuple[int, bytes]] = set()
-    for group, _, digests in image.whole:
-        new = np.array([(group, row.tobytes()) not in told for row in digests], bool)
-        _, first = np.unique(digests, axis=0, return_index=True)
-        new &= np.isin(np.arange(len(digests)), first)
-        told.update((group, row.tobytes()) for row in digests[new])
-        if new.any():
-            manager.watcher.stored_many(group, digests[new], UNKNOWN, None)
-    for group, digest, _ in image.further:
-        if (group, digest) not in told:
-            manager.watcher.stored(group, digest, UNKNOWN, 0)
-            told.add((group, digest))
+    watcher = manager.watcher
+    if watcher is not None:
+        for group, _, digests in image.whole:
+            watcher.came_many(group, digests, UNKNOWN, None)
+        for group, digest, blocks in image.further:
+            for _ in blocks:
+                watcher.came(group, digest, UNKNOWN, 0)

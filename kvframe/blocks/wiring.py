@@ -83,8 +83,6 @@ class Wiring:
                 for entry, block in enumerate(self.tables.row(g, row).tolist()):
                     if block and rename(g, block) != block:
                         self.tables.put(g, row, entry, rename(g, block))
-        if self.cache is not None:
-            self.cache.tell()
         ends = [config.num_blocks * group.blocks_per_slab for group in config.groups]
         fresh = [[rename(g, block) for block in row] for g, row in enumerate(self._ops.fresh)]
         self._notes.keyed_now = {(g, rename(g, block)) for g, block in self._notes.keyed_now}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvframe.blocks import TokenChain
 from kvframe.blocks.hashing import Tokens
+from kvframe.blocks.keys import Digests
 
 
 class Came(NamedTuple):
-    """Keys that came, each the hash of the first `ends[i]` tokens of `chains[i]`.
+    """Keys that came, of each copy; each is the hash of the first `ends[i]` tokens of `chains[i]`.
 
     Args:
         group: their group.
@@ -20,14 +21,26 @@ class Came(NamedTuple):
     """
 
     group: int
-    digests: list[bytes]
+    digests: list[bytes] | Digests
     chains: TokenChain | list[TokenChain] | None
     ends: list[int]
     tokens: Tokens
 
 
 class Went(NamedTuple):
-    """Keys that went; all, if `digests` is None."""
+    """Keys that went, of each copy; all, if `digests` is None."""
 
     group: int
-    digests: list[bytes] | None
+    digests: list[bytes] | Digests | None
+
+
+class Noted(NamedTuple):
+    """Whole blocks' keys that came, before it was looked up whose tokens they cover: rows by number."""
+
+    group: int
+    digests: Digests
+    rows: Any
+    ends: Any
+
+
+Fact = Came | Went | Noted

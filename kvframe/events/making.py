@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from kvframe.blocks import BlockConfig, TokenChain
 from kvframe.blocks.hashing import DIGEST_BYTES
-from kvframe.events.facts import Came, Went
+from kvframe.blocks.keys import Digests
+from kvframe.events.facts import Came, Fact, Went
 from kvframe.events.records import AllBlocksCleared, BlockRemoved, BlockStored, Event, ExtraKey
 
 
@@ -33,69 +34,85 @@ class EventMaker:
     def __init__(self, config: BlockConfig, medium: str) -> None:
         self._unit, self._medium = config.hash_unit, medium
         self._blocks = tuple(group.lifetime.block for group in config.groups)
+        self._copies: dict[tuple[int, bytes], int] = {}  # blocks that hold each key
         self._dense = tuple(group.dense for group in config.groups)
 
-    def events(self, facts: Iterable[Came | Went]) -> Iterator[Event]:
-        """The records, in order."""
-        run: _Run | None = None
-        gone: tuple[int, list[bytes]] | None = None
-        for fact in facts:
-            if run is not None and isinstance(fact, Went):
-                yield self._stored(run)
-                run = None
-            if gone is not None and not (isinstance(fact, Went) and fact.digests and fact.group == gone[0]):
-                yield self._removed(*gone)
-                gone = None
-            if isinstance(fact, Came):
-                for part in self._runs(fact):
-                    if run is not None and self._follows(run, part):
-                        run = self._joined(run, part)
-                        continue
-                    if run is not None:
-                        yield self._stored(run)
-                    run = part
-            elif fact.digests is None:
-                yield AllBlocksCleared()
-            else:
-                gone = (fact.group, [*(gone[1] if gone else ()), *fact.digests])
-        if run is not None:
-            yield self._stored(run)
-        if gone is not None:
-            yield self._removed(*gone)
+    def events(self, facts: Iterable[Fact]) -> Iterator[Event]:
+        """The records, in order: of the first copy of a key, and when the last one goes."""
+        last: _Run | Went | None = None
+        for part in self._parts(facts):
+            joined = None if last is None else self._joined(last, part)
+            if joined is None and last is not None:
+                yield self._record(last)
+            last = joined or part
+        if last is not None:
+            yield self._record(last)
 
-    def _removed(self, group: int, digests: list[bytes]) -> BlockRemoved:
-        return BlockRemoved(block_hashes=tuple(digests), medium=self._medium, group_idx=group)
+    def _parts(self, facts: Iterable[Fact]) -> Iterator[_Run | Went]:
+        for fact in facts:
+            if isinstance(fact, Came):
+                yield from self._runs(fact)
+            elif isinstance(fact, Went):
+                if fact.digests is None:
+                    self._copies.clear()
+                    yield fact
+                elif gone := self._last_copies(fact.group, fact.digests):
+                    yield Went(fact.group, gone)
+
+    def _joined(self, part: _Run | Went, following: _Run | Went) -> _Run | Went | None:
+        """Two neighbours as one, if they can be."""
+        if isinstance(part, _Run) and isinstance(following, _Run):
+            if not self._follows(part, following):
+                return None
+            part.ends.extend(following.ends)
+            part.digests.extend(following.digests)
+            part.tokens.extend(following.tokens)
+            return part
+        if isinstance(part, _Run) or isinstance(following, _Run) or part.group != following.group:
+            return None
+        if not isinstance(part.digests, list) or not isinstance(following.digests, list):
+            return None  # all were cleared
+        part.digests.extend(following.digests)
+        return part
+
+    def _record(self, part: _Run | Went) -> Event:
+        if isinstance(part, _Run):
+            return self._stored(part)
+        if part.digests is None:
+            return AllBlocksCleared()
+        return BlockRemoved(
+            block_hashes=tuple(_hashes(part.digests)), medium=self._medium, group_idx=part.group
+        )
+
+    def _last_copies(self, group: int, digests: list[bytes] | Digests) -> list[bytes]:
+        """Those of the keys of which no copy is left."""
+        copies, last = self._copies, []
+        for digest in _hashes(digests):
+            left = copies.get((group, digest), 0) - 1
+            if left > 0:
+                copies[group, digest] = left
+            elif copies.pop((group, digest), 0):
+                last.append(digest)
+        return last
 
     # --- runs ---
 
     def _runs(self, came: Came) -> Iterator[_Run]:
-        """One fact's keys, taken apart where they do not follow one another."""
+        """One fact's new keys, each alone."""
         ids, width = came.tokens.tolist(), came.tokens.shape[1]
         chains = came.chains if isinstance(came.chains, list) else [came.chains] * len(ids)
-        run: _Run | None = None
-        for chain, end, digest, tokens in zip(chains, came.ends, came.digests, ids, strict=True):
-            part = _Run(came.group, chain, width, [end], [digest], tokens)
-            if run is not None and self._follows(run, part):
-                run.ends.append(end)
-                run.digests.append(digest)
-                run.tokens.extend(tokens)
-                continue
-            if run is not None:
-                yield run
-            run = part
-        if run is not None:
-            yield run
+        copies = self._copies
+        for chain, end, digest, tokens in zip(chains, came.ends, _hashes(came.digests), ids, strict=True):
+            key = (came.group, digest)
+            copies[key] = copies.get(key, 0) + 1
+            if copies[key] == 1:
+                yield _Run(came.group, chain, width, [end], [digest], tokens)
 
     def _follows(self, run: _Run, part: _Run) -> bool:
         if run.group != part.group or run.chain is not part.chain or run.width != part.width:
             return False
         whole = part.ends[0] % self._blocks[run.group] == 0
         return run.chain is None or (whole and run.ends[-1] + run.width == part.ends[0])
-
-    def _joined(self, run: _Run, part: _Run) -> _Run:
-        return run._replace(
-            ends=run.ends + part.ends, digests=run.digests + part.digests, tokens=run.tokens + part.tokens
-        )
 
     # --- the record of a run ---
 
@@ -127,6 +144,10 @@ class EventMaker:
 
     def _extra_keys(self, chain: TokenChain, run: _Run) -> tuple[ExtraKey | None, ...]:
         return tuple(_untagged(chain.extra.of_unit(end - run.width, end)) for end in run.ends)
+
+
+def _hashes(digests: list[bytes] | Digests) -> list[bytes]:
+    return digests if isinstance(digests, list) else [row.tobytes() for row in digests]
 
 
 def _untagged(keys: tuple[Any, ...] | None) -> ExtraKey | None:

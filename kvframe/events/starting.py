@@ -36,6 +36,7 @@ class EventConfig:
         data_parallel_rank: this engine's rank, where several serve one model.
         jsonl: a file that batches are appended to, as JSON lines.
         zmq: where to publish over ZeroMQ.
+        background: records are made, and sinks called, in a thread: `publish` then costs the scheduler little.
         extras: settings of plugins' sinks, by name.
     """
 
@@ -43,6 +44,7 @@ class EventConfig:
     data_parallel_rank: int | None = None
     jsonl: str | Path | None = None
     zmq: ZmqConfig | None = None
+    background: bool = False
     extras: Mapping[str, Any] = attrs.field(factory=dict)
 
 
@@ -69,4 +71,9 @@ def start(config: EventConfig, host: PluginHost | None = None) -> Recorder:
         sinks.append(JsonLinesSink(config.jsonl))
     if config.zmq is not None:
         sinks.append(ZmqSink(**attrs.asdict(config.zmq)))
-    return Recorder(sinks, medium=config.medium, data_parallel_rank=config.data_parallel_rank)
+    return Recorder(
+        sinks,
+        medium=config.medium,
+        data_parallel_rank=config.data_parallel_rank,
+        background=config.background,
+    )

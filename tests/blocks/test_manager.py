@@ -25,7 +25,6 @@ from kvframe.blocks import (
     ExtraKeys,
     GroupBlocks,
     KVCacheManager,
-    PrefixCache,
     Refused,
     Served,
     chunk_stops,
@@ -33,6 +32,7 @@ from kvframe.blocks import (
 from kvframe.blocks.publish import prompt_checkpoint, replay_boundaries
 from kvframe.blocks.queues import LruQueue
 from kvframe.errors import SpecError
+from kvframe.events import BlockRemoved, BlockStored, Recorder
 from kvframe.lifetime import Lifetime
 from tests.blocks.lifetimes import States, Window
 from tests.blocks.world import World, random_config
@@ -89,18 +89,11 @@ def test_o17_a_hit_is_valid_in_every_group_and_one_below_the_prompt() -> None:
 
 def test_o18_a_key_is_removed_with_its_last_copy() -> None:
     case = json.loads((CASES / "o18-duplicate-block-event.json").read_text())
-    events: list[str] = []
-
-    class Watcher:
-        def stored(self, group: int, digest: bytes, row: int, end: int) -> None:
-            events.append("stored")
-
-        def removed(self, group: int, digests: list[bytes]) -> None:
-            events.extend("removed" for _ in digests)
-
-        stored_many = cleared = None  # not called here
-
-    cache = PrefixCache([16], [0], Watcher())  # type: ignore[arg-type]
+    recorder = Recorder()
+    groups = [GroupBlocks(name="g", lifetime=FULL)]
+    manager = KVCacheManager(BlockConfig(groups=groups, num_blocks=16, max_model_len=64), watcher=recorder)
+    cache = manager.cache
+    assert cache is not None
     key = b"H" * 32
     steps: list[Any] = [
         lambda: cache.add(0, 3, key, 16, 16),
@@ -109,10 +102,11 @@ def test_o18_a_key_is_removed_with_its_last_copy() -> None:
         lambda: cache.drop(0, 9),
     ]
     seen = []
+    names = {BlockStored: "stored", BlockRemoved: "removed"}
     for number, step in enumerate(steps):
-        before = len(events)
         step()
-        seen.append(events[before:])
+        batch = recorder.publish()
+        seen.append([] if batch is None else [names[type(event)] for event in batch.events])
         if number == 2:
             assert cache.find(0, key) == 9
     assert seen == [

@@ -224,6 +224,36 @@ def test_a_failing_sink_is_named_and_costs_the_others_nothing() -> None:
     assert [batch.sequence for batch in got] == [0]
 
 
+def test_a_thread_makes_the_records_and_its_failures_are_told() -> None:
+    index, got = PrefixIndex(), []
+
+    def broken(batch: EventBatch) -> None:
+        if batch.sequence == 1:
+            raise OSError("disk full")
+
+    recorder = Recorder([index.apply, got.append, broken], background=True)
+    manager = KVCacheManager(
+        BlockConfig(
+            groups=[GroupBlocks(name="g", lifetime=Lifetime(block=4))], num_blocks=64, max_model_len=512
+        ),
+        watcher=recorder,
+    )
+
+    def six_batches() -> None:
+        for first in range(0, 120, 20):
+            run(manager, range(first, first + 9))
+            assert recorder.publish() is None
+        recorder.close()
+
+    with pytest.raises(
+        EventSinkError, match="broken failed at batch 1: OSError: disk full"
+    ):  # soon, or at the end
+        six_batches()
+    recorder.close()
+    assert [batch.sequence for batch in got] == list(range(len(got)))
+    assert len(index) == manager.num_keys == 2 * len(got)
+
+
 def test_an_index_knows_gaps_and_passes_over_what_it_has_seen() -> None:
     index = PrefixIndex()
     stored = BlockStored(block_hashes=(b"a",), parent_block_hash=None, token_ids=(1,), block_size=1)
