@@ -44,7 +44,7 @@ class KeyIndex:
         self._words = np.zeros((num_blocks, 4), np.uint64)
         # The same memory for the loop over single blocks: a memoryview's items cost a third of an array's.
         self._first_at, self._after_at = items(self._first), items(self._after)
-        self._group_at = items(self._group)
+        self.group_at = items(self._group)
         self._bytes = items(self._words.view(np.uint8))
         self._hashes = self._words.view(HASH).reshape(-1)
         self._flat = self._words.reshape(-1)
@@ -53,7 +53,7 @@ class KeyIndex:
         self._mixes = [group * _GROUP_MIX & _WORD for group in range(GROUPS)]
 
     def __contains__(self, block: int) -> bool:
-        return self._group_at[block] >= 0
+        return self.group_at[block] >= 0
 
     def keyed(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
         """Which of the blocks have a key."""
@@ -76,7 +76,7 @@ class KeyIndex:
 
     def group(self, block: int) -> int:
         """The group of a block's key, -1 if it has none."""
-        return self._group_at[block]
+        return self.group_at[block]
 
     def keys_by_group(self, blocks: Blocks) -> list[tuple[int, Blocks, Digests]]:
         """Those of the blocks that have a key of a group, and their hashes, by group."""
@@ -96,7 +96,7 @@ class KeyIndex:
         """`add` for some blocks of one group."""
         if self._unlinked:
             self._link()
-        data, words, groups, mask = self._bytes, self._word_at, self._group_at, self._mask
+        data, words, groups, mask = self._bytes, self._word_at, self.group_at, self._mask
         first, after, mix = self._first_at, self._after_at, self._mixes[group]
         for block, digest in zip(blocks, digests, strict=True):
             data[block * 32 : block * 32 + 32] = digest
@@ -109,7 +109,7 @@ class KeyIndex:
         """Take the key of a block that has one."""
         if self._unlinked:
             self._link()
-        group = self._group_at[block]
+        group = self.group_at[block]
         bucket = (self._word_at[4 * block] ^ self._mixes[group]) & self._mask
         at, after = self._first_at[bucket], self._after_at
         if at == block:
@@ -118,7 +118,7 @@ class KeyIndex:
             while after[at] != block:
                 at = after[at]
             after[at] = after[block]
-        self._group_at[block] = -1
+        self.group_at[block] = -1
 
     def find(self, group: int, digest: bytes) -> int:
         """The oldest block with this key, 0 if there is none."""
@@ -127,7 +127,7 @@ class KeyIndex:
         word = int.from_bytes(digest[:8], sys.byteorder)
         at, found = self._first_at[(word ^ self._mixes[group]) & self._mask], 0
         while at:
-            if self._word_at[4 * at] == word and self._group_at[at] == group and self.digest(at) == digest:
+            if self._word_at[4 * at] == word and self.group_at[at] == group and self.digest(at) == digest:
                 found = at
             at = self._after_at[at]
         return found
@@ -166,7 +166,7 @@ class KeyIndex:
         if len(blocks) > FEW:
             self._remove_many(np.array(blocks, np.intp))
             return
-        groups = self._group_at
+        groups = self.group_at
         for block in blocks:
             if groups[block] >= 0:
                 self.remove(block)

@@ -1,31 +1,35 @@
 """Singles: the common events of a few rows, as plain loops over the arrays' memory.
 
-The same methods as `Batches`, which does them in numpy; up to some tens of rows a loop costs less.
+What `Batches` does in numpy; up to some tens of events a loop costs less.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvframe.blocks.arrays import items
+from kvframe.blocks.hashing import DIGEST_BYTES
+from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import NEVER, GroupRule
 from kvframe.blocks.tails import Tails
 
+Values = int | list[int]  # one number for all, or one for each place in the call
+
 
 class Singles:
-    """Rows that gain or lose exactly one entry, where all groups share block ids.
+    """Runs steps in which few rows wake, where all groups share block ids.
 
     Args:
-        ops: the exact operations, and the state.
+        ops, keying: the exact operations, for rows that gain or lose more than one entry, and the state.
         pool: the pool.
         tails: the last hash of every row.
     """
 
-    def __init__(self, ops: RowOps, pool: BlockPool, tails: Tails) -> None:
-        self._ops, self._pool, self._tails = ops, pool, tails
+    def __init__(self, ops: RowOps, keying: Keying, pool: BlockPool, tails: Tails) -> None:
+        self._ops, self._keying, self._pool, self._tails = ops, keying, pool, tails
         self._ledger, self._tables = ops.ledger, ops.tables
+        self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
+        self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
         self._limit = ops.config.max_model_len
         self._flat = tuple(items(table) for table in ops.tables.tables)
         self._length = tuple(items(row) for row in ops.tables.length)
@@ -35,20 +39,99 @@ class Singles:
             if rule.deaths_at is not None
         }
 
-    def bury(self, rule: GroupRule, rows: list[int], settled: list[int]) -> bool:
-        """One entry of each row dies, if that is so for all of them."""
+    def run(
+        self,
+        events: list[int],
+        count: int,
+        picked: list[int] | None,
+        new: Values,
+        lookahead: int,
+        in_flight: Values,
+    ) -> bool:
+        """Do what the woken rows need: deaths, growth, keys.
+
+        Args:
+            events: kind x count + place of each, in order.
+            count: places in the call.
+            picked: the row of each place; None: place i is row i.
+            new, lookahead, in_flight: as in `KVCacheManager.step`.
+
+        Returns:
+            Whether it was done. If not, nothing was: a row grows by more than one block, or the pool has too few.
+        """
+        split: list[tuple[int, list[int]]] = []
+        end = 0
+        for event in events:
+            if event >= end:
+                kind = event // count
+                start, end = kind * count, kind * count + count
+                places: list[int] = []
+                split.append((kind, places))
+            places.append(event - start)
+        if not self._grow_singly(split, picked, new, lookahead):
+            return False
+        for kind, places in split:
+            rows = places if picked is None else [picked[place] for place in places]
+            if kind < self._first_growth:
+                moved = self._at(new, places)
+                flying = self._at(in_flight, places)
+                self._bury(self._rules[kind], rows, moved, flying)
+            elif kind < self._first_key:
+                self._grow(self._rules[kind], rows)
+            elif not self._register(self._rules[kind], rows):
+                self._register_each(self._rules[kind], rows, self._at(new, places))
+        return True
+
+    @staticmethod
+    def _at(values: Values, places: list[int]) -> Values:
+        return values if isinstance(values, int) else [values[place] for place in places]
+
+    def _grow_singly(
+        self, split: list[tuple[int, list[int]]], picked: list[int] | None, new: Values, lookahead: int
+    ) -> bool:
+        """Whether all growth is one block for each woken row, and the pool has them: deaths can only add to it."""
+        computed, longest, blocks = self._ledger.computed_at, self._limit, 0
+        for kind, places in split:
+            if not self._first_growth <= kind < self._first_key:
+                continue
+            if kind >= self._first_state:
+                return False
+            limits = self._ledger.grow_at[self._rules[kind].index]
+            for place in places:
+                row = place if picked is None else picked[place]
+                moves = isinstance(new, int) or new[place]
+                if not (moves and computed[row] + lookahead == limits[row] <= longest):
+                    return False
+            blocks += len(places)
+        return blocks <= self._pool.num_free
+
+    def _bury(self, rule: GroupRule, rows: list[int], moved: Values, flying: Values) -> None:
+        """One entry of each row dies, or the exact way is taken for all of them."""
+        computed = self._ledger.computed_at
+        if isinstance(moved, int) and isinstance(flying, int):
+            settled = [computed[row] - moved - flying for row in rows]
+        else:
+            steps = [moved] * len(rows) if isinstance(moved, int) else moved
+            waits = [flying] * len(rows) if isinstance(flying, int) else flying
+            settled = [computed[row] - n - f for row, n, f in zip(rows, steps, waits, strict=True)]
+        if not self._bury_singly(rule, rows, settled):
+            for row, tokens in zip(rows, settled, strict=True):
+                self._ops.bury(rule, row, max(tokens, 0))
+
+    def _bury_singly(self, rule: GroupRule, rows: list[int], settled: list[int]) -> bool:
         g, ledger = rule.index, self._ledger
         wakes, freed, die_at = self._wakes.get(g), ledger.freed_at[g], ledger.die_at[g]
         if wakes is None:
             return False
-        flat, width, blocks = self._flat[g], self._tables.widths[g], []
+        flat, width, blocks, places = self._flat[g], self._tables.widths[g], [], []
         for row, tokens in zip(rows, settled, strict=True):
             dead = freed[row]
-            block = flat[row * width + dead]
+            place = row * width + dead
+            block = flat[place]
             if not block or wakes[dead + 1] > tokens + 1 or wakes[dead + 2] <= tokens + 1:
                 return False
             blocks.append(block)
-        places = [row * width + freed[row] for row in rows]
+            places.append(place)
         for row, place in zip(rows, places, strict=True):
             dead = freed[row]
             flat[place] = 0
@@ -58,62 +141,55 @@ class Singles:
         self._pool.give_back(g, blocks)
         return True
 
-    def grows_singly(self, rule: GroupRule, rows: list[int], lookahead: int) -> bool:
-        """Whether each row lacks exactly one entry; never so beyond the longest request."""
-        computed, limits, longest = self._ledger.computed_at, self._ledger.grow_at[rule.index], self._limit
-        for row in rows:
-            if not computed[row] + lookahead == limits[row] <= longest:
-                return False
-        return True
-
-    def grow(self, rule: GroupRule, rows: list[int]) -> None:
+    def _grow(self, rule: GroupRule, rows: list[int]) -> None:
         """One block for each row. The pool has them."""
-        g, longest, block_tokens = rule.index, self._limit + 1, rule.block
-        flat, width, length, limits = (
-            self._flat[g],
-            self._tables.widths[g],
-            self._length[g],
-            self._ledger.grow_at[g],
-        )
-        blocks, places = self._pool.take(g, len(rows)), []
+        g, longest, tokens = rule.index, self._limit + 1, rule.block
+        flat, width, length = self._flat[g], self._tables.widths[g], self._length[g]
+        limits, places = self._ledger.grow_at[g], []
+        blocks = self._pool.take(g, len(rows))
         for row, block in zip(rows, blocks, strict=True):
             entry = length[row]
             place = row * width + entry
             flat[place] = block
             length[row] = entry + 1
             places.append(place)
-            limit = limits[row] + block_tokens
+            limit = limits[row] + tokens
             limits[row] = limit if limit < longest else longest
         self._tables.touch(g, places)
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks
 
-    def register(self, rule: GroupRule, rows: list[int]) -> bool:
+    def _register(self, rule: GroupRule, rows: list[int]) -> bool:
         """Key the entry that became full in each row, if its hash is the row's last and the group publishes all.
 
         Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
         """
         g, ledger, cache, publishing = rule.index, self._ledger, self._ops.cache, rule.publishing
-        if cache is None or publishing is None or not publishing.plain:
+        if cache is None or cache.watcher is not None or publishing is None or not publishing.plain:
             return False
-        limits, registered, index = ledger.key_at[g], ledger.registered_at[g], cache.index_of[g]
+        limits, registered, groups = ledger.key_at[g], ledger.registered_at[g], cache.index_of[g].group_at
         flat, width, hashed = self._flat[g], self._tables.widths[g], self._tails.hashed_at
-        full, blocks = [], []
+        data, stride = self._tails.bytes, self._tails.row_bytes
+        full, blocks, digests = [], [], []
         for row in rows:
             end = limits[row]
             if hashed[row] < end:
                 continue
             block = flat[row * width + registered[row]]
-            if hashed[row] > end or not block or block in index:
+            if hashed[row] > end or not block or groups[block] >= 0:
                 return False
             full.append(row)
             blocks.append(block)
-        if cache.watcher is None:
-            index.add_few(blocks, g, [self._tails.hash_of(row) for row in full])
-        elif full:
-            ids, slots = np.array(blocks, np.intp), np.array(full, np.intp)
-            cache.add_whole(g, ids, self._tails.last(slots), slots, np.array([limits[row] for row in full]))
+            digests.append(data[row * stride : row * stride + DIGEST_BYTES])
+        cache.index_of[g].add_few(blocks, g, digests)
         for row in full:
             registered[row] += 1
             limits[row] += rule.block
         return True
+
+    def _register_each(self, rule: GroupRule, rows: list[int], moved: Values) -> None:
+        computed, known = self._ledger.computed_at, self._ledger.known_at
+        steps = [moved] * len(rows) if isinstance(moved, int) else moved
+        for row, step in zip(rows, steps, strict=True):
+            if rule.publishing is not None and step:
+                self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))

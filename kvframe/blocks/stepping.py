@@ -36,12 +36,12 @@ class _Call(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The rows that one kind of event woke: lists, if they are few."""
+    """The rows that one kind of event woke."""
 
     kind: int
     rule: GroupRule
-    places: Any
-    rows: Any
+    places: Rows
+    rows: Rows
 
 
 class Stepper:
@@ -50,9 +50,10 @@ class Stepper:
     def __init__(self, ops: RowOps, keying: Keying, tails: Tails) -> None:
         self._ops, self._keying, self._ledger = ops, keying, ops.ledger
         # Where every group shares one set of block ids, the common events are done for all their rows at once.
-        self._fast = isinstance(ops.pool, BlockPool)
+        self._singles = self._batches = None
         if isinstance(ops.pool, BlockPool):
-            self._singles, self._batches = Singles(ops, ops.pool, tails), Batches(ops, ops.pool, tails)
+            self._singles = Singles(ops, keying, ops.pool, tails)
+            self._batches = Batches(ops, ops.pool, tails)
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
         self._limit = ops.config.max_model_len
@@ -62,6 +63,8 @@ class Stepper:
     def step(self, slots: Any, new: Any, lookahead: int, in_flight: Any) -> StepResult:
         """Give every row of `slots` room for its new tokens; see `KVCacheManager.step`."""
         ledger = self._ledger
+        if not isinstance(new, int):
+            new = np.asarray(new)
         rows: Rows | None = None
         if isinstance(slots, int):
             if self._views[0] != slots:
@@ -74,7 +77,7 @@ class Stepper:
             count, limits = len(rows), ledger.thresholds[:, rows]
             flat = self._woken[: limits.size]
             woken = flat.reshape(len(self._rules), count)
-            computed = ledger.computed[rows] + np.asarray(new, np.int32)
+            computed = ledger.computed[rows] + (new if isinstance(new, int) else new.astype(np.int32))
             ledger.computed[rows] = computed
         np.greater_equal(computed, limits, woken)
         if lookahead:
@@ -83,7 +86,13 @@ class Stepper:
         events = flat.nonzero()[0]
         if not events.size:
             return ALL_SERVED
-        return self._wake(events, _Call(rows, count, woken, new, lookahead, in_flight))
+        if self._singles is not None and events.size <= FEW:
+            picked = None if rows is None else rows.tolist()
+            values = new if isinstance(new, int) else new.tolist()
+            flying = in_flight if isinstance(in_flight, int) else np.asarray(in_flight).tolist()
+            if self._singles.run(events.tolist(), count, picked, values, lookahead, flying):
+                return ALL_SERVED
+        return self._wake(_Call(rows, count, woken, new, lookahead, in_flight))
 
     def _dense_views(self, count: int) -> tuple[Any, ...]:
         ledger = self._ledger
@@ -91,53 +100,33 @@ class Stepper:
         woken = flat.reshape(len(self._rules), count)
         return count, ledger.computed[:count], ledger.thresholds[:, :count], flat, woken
 
-    def _wake(self, events: Rows, call: _Call) -> StepResult:
+    def _wake(self, call: _Call) -> StepResult:
         """Do what the woken rows need, kind by kind: deaths, growth, keys."""
-        few = events.size <= FEW
-        parts = self._few(events, call) if few else self._many(call)
-        engine = (self._singles if few else self._batches) if self._fast else None
+        parts, batches = self._parts(call), self._batches
         growing = [part for part in parts if self._first_growth <= part.kind < self._first_key]
         growth: list[Growing] = []
-        if growing and (engine is None or not self._grows_singly(engine, growing, call)):
+        if growing and (batches is None or not self._grows_singly(batches, growing, call)):
             growth = self._growing(growing, call)
             self._check_length(growth, call)
             growing = []
-        refused: tuple[Refused, ...] = ()
         for part in parts:
             if part.kind < self._first_growth:
                 settled = self._settled(part, call)
-                if engine is None or not engine.bury(part.rule, part.rows, settled):
+                if batches is None or not batches.bury(part.rule, part.rows, settled):
                     self._bury(part, settled)
-        if engine is not None:
+        if batches is not None:
             for part in growing:
-                engine.grow(part.rule, part.rows)
-        if growth:
-            refused = self._grow(growth, call)
+                batches.grow(part.rule, part.rows)
+        refused = self._grow(growth, call) if growth else ()
         for part in parts:
             if part.kind >= self._first_key and (
-                refused or engine is None or not engine.register(part.rule, part.rows)
+                refused or batches is None or not batches.register(part.rule, part.rows)
             ):
                 self._register(part, call, refused)
         return StepResult(refused=refused) if refused else ALL_SERVED
 
-    def _few(self, events: Rows, call: _Call) -> list[_Part]:
-        """The events by kind, as lists."""
-        count, parts, end = call.places, [], 0
-        picked = None if call.rows is None else call.rows.tolist()
-        for event in events.tolist():
-            if event >= end:
-                kind = event // count
-                start, end = kind * count, kind * count + count
-                places: list[int] = []
-                rows = places if picked is None else []
-                parts.append(_Part(kind, self._rules[kind], places, rows))
-            places.append(event - start)
-            if picked is not None:
-                rows.append(picked[event - start])
-        return parts
-
-    def _many(self, call: _Call) -> list[_Part]:
-        """The events by kind, as arrays."""
+    def _parts(self, call: _Call) -> list[_Part]:
+        """The woken rows by kind of event."""
         parts = []
         for kind, woken in enumerate(call.woken):
             places = woken.nonzero()[0]
@@ -146,12 +135,12 @@ class Stepper:
                 parts.append(_Part(kind, self._rules[kind], places, rows))
         return parts
 
-    def _grows_singly(self, engine: Any, growing: list[_Part], call: _Call) -> bool:
+    def _grows_singly(self, batches: Batches, growing: list[_Part], call: _Call) -> bool:
         """Whether all growth is one block for each woken row, and the pool has them: deaths can only add to it."""
         blocks = 0
         for kind, rule, places, rows in growing:
-            moves = isinstance(call.new, int) or (np.asarray(call.new)[places] > 0).all()
-            if kind >= self._first_state or not moves or not engine.grows_singly(rule, rows, call.lookahead):
+            moves = isinstance(call.new, int) or (call.new[places] > 0).all()
+            if kind >= self._first_state or not moves or not batches.grows_singly(rule, rows, call.lookahead):
                 return False
             blocks += len(rows)
         return blocks <= self._ops.pool.num_free
@@ -161,16 +150,9 @@ class Stepper:
         return [
             (part.rule, row, computed[row] - step, computed[row])
             for part in growing
-            for row, step in zip(*self._loops(part, call.new), strict=True)
+            for row, step in zip(part.rows.tolist(), _at(call.new, part), strict=True)
             if step
         ]
-
-    def _loops(self, part: _Part, value: Any) -> tuple[list[int], list[int]]:
-        """The part's rows, and each one's value of a number or an array by place."""
-        rows = part.rows if isinstance(part.rows, list) else part.rows.tolist()
-        return rows, [value] * len(rows) if isinstance(value, int) else np.asarray(value)[
-            part.places
-        ].tolist()
 
     def _check_length(self, growth: list[Growing], call: _Call) -> None:
         longest = max((after for _, _, _, after in growth), default=0)
@@ -179,30 +161,22 @@ class Stepper:
             rule = f"a request would grow beyond the longest of {self._limit} tokens"
             raise BlockError(what="num_new_tokens", value=longest, rule=rule)
 
-    def _settled(self, part: _Part, call: _Call) -> Any:
+    def _settled(self, part: _Part, call: _Call) -> Rows:
         """The tokens of the part's rows that had settled when the step started: what is dead is dead at that count."""
-        new, flying = call.new, call.in_flight
-        if isinstance(part.rows, list):
-            computed = self._ledger.computed_at
-            if isinstance(new, int) and isinstance(flying, int):
-                return [computed[row] - new - flying for row in part.rows]
-            _, moved = self._loops(part, new)
-            _, unsettled = self._loops(part, flying)
-            return [computed[row] - n - f for row, n, f in zip(part.rows, moved, unsettled, strict=True)]
-        gone = [v if isinstance(v, int) else np.asarray(v)[part.places] for v in (new, flying)]
-        return self._ledger.computed.take(part.rows) - (gone[0] + gone[1])
+        gone = [v if isinstance(v, int) else np.asarray(v)[part.places] for v in (call.new, call.in_flight)]
+        settled: Rows = self._ledger.computed.take(part.rows) - (gone[0] + gone[1])
+        return settled
 
     # --- a row at a time ---
 
-    def _bury(self, part: _Part, settled: Any) -> None:
-        counts = settled if isinstance(settled, list) else settled.tolist()
-        for row, tokens in zip(self._loops(part, 0)[0], counts, strict=True):
+    def _bury(self, part: _Part, settled: Rows) -> None:
+        for row, tokens in zip(part.rows.tolist(), settled.tolist(), strict=True):
             self._ops.bury(part.rule, row, max(tokens, 0))
 
     def _register(self, part: _Part, call: _Call, refused: tuple[Refused, ...]) -> None:
         stuck = {answer.slot for answer in refused}
         computed, known = self._ledger.computed_at, self._ledger.known_at
-        for row, step in zip(*self._loops(part, call.new), strict=True):
+        for row, step in zip(part.rows.tolist(), _at(call.new, part), strict=True):
             if part.rule.publishing is not None and row not in stuck and step:
                 self._keying.register_group(
                     part.rule, part.rule.publishing, row, min(computed[row], known[row])
@@ -243,3 +217,9 @@ class Stepper:
             for rule in rules:
                 ops.grow(rule, row, start, after, call.lookahead)
         return tuple(refused)
+
+
+def _at(value: Any, part: _Part) -> list[int]:
+    """A number, or an array by place, as one number for each of the part's rows."""
+    values: list[int] = [value] * len(part.rows) if isinstance(value, int) else value[part.places].tolist()
+    return values

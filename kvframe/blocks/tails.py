@@ -36,9 +36,9 @@ class Tails:
         self._hash_bytes = DIGEST_BYTES + 4 * config.hash_unit
         self._words = np.zeros((rows, width), np.uint32)
         self._flat = self._words.reshape(-1)
-        self._bytes = items(self._words.view(np.uint8))
-        self._row_bytes = width * 4
-        self._hashes: npt.NDArray[np.void] = np.ndarray(rows, HASH, self._words, strides=(self._row_bytes,))
+        self.bytes = items(self._words.view(np.uint8))
+        self.row_bytes = width * 4
+        self._hashes: npt.NDArray[np.void] = np.ndarray(rows, HASH, self._words, strides=(self.row_bytes,))
         self._start = np.arange(rows) * width + PARENT
         self._end = self._start + config.hash_unit + config.hash_lookahead
         self._cursor = self._start.copy()
@@ -53,11 +53,6 @@ class Tails:
         """The last hash of each row."""
         return self._hashes[rows].view(np.uint64).reshape(-1, PARENT // 2)
 
-    def hash_of(self, row: int) -> memoryview:
-        """The last hash of a row, for the moment."""
-        at = row * self._row_bytes
-        return self._bytes[at : at + DIGEST_BYTES]
-
     def load(self, row: int) -> None:
         """Take over a request's tail when it is admitted."""
         if self._hashing:
@@ -69,8 +64,8 @@ class Tails:
             self._note(row, chain)
 
     def _note(self, row: int, chain: TokenChain) -> None:
-        at = row * self._row_bytes
-        self._bytes[at : at + DIGEST_BYTES] = chain.parent
+        at = row * self.row_bytes
+        self.bytes[at : at + DIGEST_BYTES] = chain.parent
         self.hashed_at[row] = chain.num_units * self._unit
 
     def store(self, row: int) -> None:
@@ -120,7 +115,7 @@ class Tails:
         self.load(row)
 
     def _hash_full(self, full: npt.NDArray[np.intp]) -> None:
-        raw, digests, data, width = self._raw, self._digests, self._bytes, self._row_bytes
+        raw, digests, data, width = self._raw, self._digests, self.bytes, self.row_bytes
         hashed, sha256, unit, length = self.hashed_at, hashlib.sha256, self._unit, self._hash_bytes
         for row in full.tolist():
             if not raw[row]:

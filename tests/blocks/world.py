@@ -374,11 +374,16 @@ class World:
         self.make_known()
         count = max(self.rows) + 1
         new = [0] * count
+        decoding = self.random.random() < 0.3  # all rows, a token each
         for row, running in self.rows.items():
-            new[row] = self.chunk(running)
+            new[row] = 1 if decoding else self.chunk(running)
         before = {row: [self.table(g, row) for g in range(len(self.config.groups))] for row in self.rows}
         flying = [self.rows[row].flying if row in self.rows else 0 for row in range(count)]
-        if self.random.random() < 0.5:
+        if decoding:
+            alike = {flying[row] for row in self.rows}
+            waits = alike.pop() if len(alike) == 1 else np.asarray(flying)
+            result = self.manager.step(count, 1, lookahead=self.lookahead, in_flight=waits)
+        elif self.random.random() < 0.5:
             result = self.manager.step(
                 count, np.asarray(new, np.int32), lookahead=self.lookahead, in_flight=np.asarray(flying)
             )
