@@ -258,7 +258,8 @@ def pool_table(engine: MiniEngine, family: str) -> Table:
     """Who holds the pool: a row for each group of layers."""
     pool, blocks = engine.config.pools["device"], engine.manager.block_ids
     running, waiting, done = len(engine.running), len(engine.waiting), len(engine.finished)
-    told = f"step {engine.steps}: {running} running, {waiting} waiting, {done} done"
+    preempted = sum(one.preemptions for one in (*engine.running, *engine.waiting, *engine.finished))
+    told = f"step {engine.steps}: {running} running, {waiting} waiting, {done} done, {preempted} preemptions"
     held = f"{engine.manager.pool.num_held:,} blocks held in {pool.num_slabs} slabs of {size_text(pool.slab_bytes)}"
     table = Table("group", "layers", "tokens/block", "blocks held", title=f"{family}, {told}", caption=held)
     for g, group in enumerate(engine.manager.config.groups):
@@ -271,9 +272,7 @@ def pool_table(engine: MiniEngine, family: str) -> Table:
 @click.command(epilog="Examples:  mini_engine.py mla   mini_engine.py sliding_window --room 1 --json")
 @click.argument("family")
 @click.option("--example", default=0, help="Which of the family's example specs, from 0.")
-@click.option(
-    "--room", default="2", help="Memory for the cache: a size such as 64MiB, or a number of requests."
-)
+@click.option("--room", default="2", help="For the cache: a size such as 64MiB, or a number of requests.")
 @click.option("--requests", default=8, help="How many requests to serve; all begin alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print the requests as JSON when all are done.")
 def main(family: str, example: int, room: str, requests: int, as_json: bool) -> None:
@@ -287,12 +286,10 @@ def main(family: str, example: int, room: str, requests: int, as_json: bool) -> 
             while engine.waiting or engine.running:
                 engine.step()
                 live.refresh()
-    except (KVFrameError, KeyError) as error:
+    except KVFrameError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        served = [
-            {"tokens": one.tokens, "hit": one.hit_tokens, "preempted": one.preemptions} for one in asked
-        ]
+        served = [{"tokens": r.tokens, "hit": r.hit_tokens, "preempted": r.preemptions} for r in asked]
         click.echo(json.dumps({"family": family, "steps": engine.steps, "requests": served}))
 
 

@@ -126,8 +126,12 @@ def example_spec(host: kvframe.PluginHost, family: str, number: int) -> Any:
     """One of a family's examples, in blocks of at most 16 tokens where its blocks may be smaller.
 
     Raises:
-        UsageError: there is none of that number, or the model has no kernel for it.
+        UsageError: there is no such family or example, or the model has no kernel for it.
     """
+    if family not in host.families:
+        raise UsageError(
+            option="FAMILY", value=family, rule=f"must be one of {', '.join(sorted(host.families))}"
+        )
     known = host.families[family]
     if number < len(known.examples):
         spec = known.examples[number]
