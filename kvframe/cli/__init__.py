@@ -23,6 +23,7 @@ _COMMANDS = {
     "new-plugin": "kvframe.cli.new_plugin",
     "plan": "kvframe.cli.plan",
     "plugins": "kvframe.cli.plugins",
+    "simulate": "kvframe.cli.simulate",
 }
 _TRACEBACK = "--traceback"
 

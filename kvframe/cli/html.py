@@ -20,7 +20,7 @@ try:
     import jinja2
     import markupsafe
 except ModuleNotFoundError as error:
-    raise MissingDependencyError(module="kvframe plan --html", needs="jinja2", extra="report") from error
+    raise MissingDependencyError(module="--html", needs="jinja2", extra="report") from error
 
 
 def report_html(config: Path, asked: PlanRequest, made: Plan, result: dict[str, Any]) -> str:
@@ -47,10 +47,11 @@ def report_html(config: Path, asked: PlanRequest, made: Plan, result: dict[str, 
         "plot": markupsafe.Markup(_plot(found, result)),
         "map": markupsafe.Markup(plan_map_svg(made, asked.model.kinds, asked.host.layouts)),
     }
-    return _environment().get_template("report.html").render(values)
+    return environment().get_template("report.html").render(values)
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """The templates of reports, and how they write numbers."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kvframe.cli"),
         autoescape=True,
