@@ -48,7 +48,7 @@ test-plugins: ## Test every plugin alone
 	@for plugin in $(notdir $(PLUGINS)); do $(MAKE) --no-print-directory test-plugin PLUGIN=$$plugin || exit 1; done
 
 stress: $(STAMPS)/test ## A million steps of the block manager's state machine
-	KVFRAME_BLOCK_STEPS=1000000 $(BIN)/python -m pytest -q tests/blocks/test_state_machine.py
+	KVFRAME_BLOCK_STEPS=1000000 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/blocks/test_state_machine.py
 
 check: $(STAMPS)/check ## Lint, formatting, types, and the one-way road of imports
 	$(BIN)/ruff check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
 from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -14,6 +15,7 @@ from tests.blocks.world import World, random_config
 
 STEPS = int(os.environ.get("KVFRAME_BLOCK_STEPS", "12000"))
 LENGTH = 60  # operations of one run
+PARTS = max(1, STEPS // 50_000)  # so that several processes may share a long run
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
@@ -100,12 +102,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.world.check()
 
 
-def test_state_machine() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_state_machine(part: int) -> None:
     """STEPS operations: 12,000 in the usual run, a million with KVFRAME_BLOCK_STEPS=1000000."""
     run_state_machine_as_test(
         BlockManagerMachine,
         settings=settings(
-            max_examples=max(1, STEPS // LENGTH),
+            max_examples=max(1, STEPS // PARTS // LENGTH),
             stateful_step_count=LENGTH,
             deadline=None,
             database=None,
