@@ -138,6 +138,7 @@ class TenantManager(KVCacheManager):
             self.settle()
         if not waiting:
             return result
+        self.counters.stuck += len(waiting)
         place_of = {
             int(row): place for place, row in enumerate(range(rows) if isinstance(rows, int) else rows)
         }
