@@ -52,7 +52,7 @@ def test_a_pages_code_runs_and_prints_what_is_shown(page, module, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     printed = None
     for kind, words, text in blocks:
-        if kind == "python" and not words.strip().startswith('title="tests/'):
+        if kind == "python":
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
                 exec(compile(text, name_of(page), "exec"), module.__dict__)
