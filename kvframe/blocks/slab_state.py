@@ -140,15 +140,24 @@ class SlabState:
             room: its `_room` before.
             held: its held blocks before.
         """
-        now = self._held[slab]
-        self._pinned_room[group] += self._room(slab) - room
-        self._wholly_idle += (now == 0) - (held == 0)
-        if now and self._plain[slab]:
-            heapq.heappush(self._fullest[group], (len(self._plain[slab]), slab))
-        if now and self._num_idle[slab]:
-            self._mixed[group][slab] = None
-        else:
-            self._mixed[group].pop(slab, None)
+        mixed = self._mixed[group]
+        if not self._held[slab]:
+            self._pinned_room[group] -= room
+            if held:
+                self._wholly_idle += 1
+            if slab in mixed:
+                del mixed[slab]
+            return
+        plain, idle = len(self._plain[slab]), self._num_idle[slab]
+        self._pinned_room[group] += idle + plain - room
+        if not held:
+            self._wholly_idle -= 1
+        if plain:
+            heapq.heappush(self._fullest[group], (plain, slab))
+        if idle:
+            mixed[slab] = None
+        elif slab in mixed:
+            del mixed[slab]
 
     def _leave_idle(self, group: int, slab: int, blocks: list[int]) -> None:
         """Idle blocks of a slab, which are out of their queue, get their first reference."""

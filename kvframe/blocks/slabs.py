@@ -16,6 +16,8 @@ from kvframe.blocks.errors import not_held
 from kvframe.blocks.slab_state import SlabState
 from kvframe.checks import cdiv
 
+SCATTER = 64  # a group may leave one in so many of its blocks idle in slabs that are held
+
 
 class SlabPool(SlabState):
     """Slabs that groups cut into blocks: takes, holds and gives back. See `SlabState` for the arguments."""
@@ -31,35 +33,49 @@ class SlabPool(SlabState):
         blocks: list[int] = []
         self._others = self._needed_by_others(group)
         while len(blocks) < count:
+            if self._fullest[group]:
+                self._fill_up(group, count, blocks)
             lack = count - len(blocks)
-            slab = self._fullest_slab(group)
-            if slab is None:
-                slab = self._next_slab(group)
-            if slab is None:
-                blocks += self._overwrite(group, lack)
-            else:
-                blocks += self._take_plain(group, slab, lack)
+            if not lack:
+                break
+            slab = self._next_slab(group)
+            blocks += self._overwrite(group, lack) if slab is None else self._open(group, slab, lack)
         self._reserved[group] = max(0, self._reserved[group] - count)
         return blocks
 
-    def _fullest_slab(self, group: int) -> int | None:
-        heap = self._fullest[group]
-        while heap:
-            plain, slab = heap[0]
-            if self._owner[slab] == group and self._held[slab] and len(self._plain[slab]) == plain:
-                return slab
-            heapq.heappop(heap)
-        return None
+    def _fill_up(self, group: int, count: int, blocks: list[int]) -> None:
+        """Add plain blocks of partly used slabs, the fullest first, until there are `count`, or no more."""
+        heap, owner, held, plain_of = self._fullest[group], self._owner, self._held, self._plain
+        refs, mixed = self._refs_at[group], self._mixed[group]
+        lack, taken = count - len(blocks), 0
+        while heap and lack:
+            number, slab = heapq.heappop(heap)
+            plain = plain_of[slab]
+            if owner[slab] != group or not held[slab] or len(plain) != number:
+                continue
+            some = plain[-lack:]
+            del plain[-lack:]
+            for block in some:
+                refs[block] = 1
+            held[slab] += len(some)
+            if plain:
+                heapq.heappush(heap, (len(plain), slab))
+            if self._num_idle[slab]:
+                mixed[slab] = None
+            blocks += some
+            taken += len(some)
+            lack -= len(some)
+        self._pinned_room[group] -= taken
 
-    def _take_plain(self, group: int, slab: int, most: int) -> list[int]:
-        plain, refs, held = self._plain[slab], self._refs_at[group], self._held[slab]
-        room = self._room(slab)
+    def _open(self, group: int, slab: int, most: int) -> list[int]:
+        """Take plain blocks of a slab that the group has just got."""
+        plain, refs = self._plain[slab], self._refs_at[group]
         blocks = plain[-most:]
         del plain[-most:]
         for block in blocks:
             refs[block] = 1
-        self._held[slab] = held + len(blocks)
-        self._settle(group, slab, room, held)
+        self._held[slab] = len(blocks)
+        self._settle(group, slab, 0, 0)
         return blocks
 
     def _next_slab(self, group: int) -> int | None:
@@ -72,14 +88,28 @@ class SlabPool(SlabState):
         if spare <= self._close and self._mixed[group]:
             return None
         slab = self._oldest_idle_slab(group)
-        if slab is None:
-            return None
         idle = self._idle[group]
         own = idle.next() if len(idle) else None
-        if own is not None and self._stamp_at[group][own] <= self._last_use[slab]:
+        if own is not None and (slab is None or self._stamp_at[group][own] <= self._last_use[slab]):
+            slab = self._own_idle_slab(group, own)
+        if slab is None:
             return None
         self._vacate(slab)
         return self._claim(group, self._free_slabs.pop())
+
+    def _own_idle_slab(self, group: int, oldest: int) -> int | None:
+        """The group's own wholly idle slab to be filled anew, or None: its oldest idle block alone goes.
+
+        One block alone pins a slab with all the others in it. A little of that does no harm; else slabs of many blocks
+        would all be held by a few.
+        """
+        k = self.blocks_per_slab[group]
+        if self._held[oldest // k] or self._pinned_room[group] * SCATTER <= self.num_slabs * k:
+            return None
+        heap = self._oldest[group]
+        while heap and not self._is_wholly_idle(group, *heap[0]):
+            heapq.heappop(heap)
+        return heap[0][1] if heap else None
 
     def _needed_by_others(self, group: int) -> int:
         """Slabs that other groups lack for what is reserved."""
