@@ -57,8 +57,11 @@ def fill(pool: Pool, held: Mapping[Held, int], idle: Iterable[Held]) -> None:
     order = list(idle)
     for group, blocks in _by_group(sorted([*held, *order])):
         pool.seize(group, blocks)
-    for (group, block), count in held.items():
-        pool.touch(group, [block] * (count - 1))
+    further = {block: count - 1 for block, count in held.items() if count > 1}
+    while further:
+        for group, blocks in _by_group(sorted(further)):
+            pool.touch(group, blocks)  # each block once a call
+        further = {block: count - 1 for block, count in further.items() if count > 1}
     for group, blocks in _by_group(order):
         pool.give_back(group, blocks)
 
