@@ -248,6 +248,12 @@ class _Told:
         if self.accounts is not None:
             self.accounts.returned(group, blocks)
 
+    def retire(self, group: int, blocks: list[int]) -> None:
+        """`give_back` for blocks that a running request has left behind."""
+        super().retire(group, blocks)  # type: ignore[misc]
+        if self.accounts is not None:
+            self.accounts.returned(group, blocks)
+
 
 class ToldBlockPool(_Told, BlockPool):
     """A `BlockPool` with accounts."""

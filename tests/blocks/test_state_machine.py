@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from kvframe.blocks import keying, keys, pool, prefix, queues, rowops, stepping
 from kvframe.errors import SpecError
-from tests.blocks.world import World, random_config
+from tests.blocks.world import OPERATIONS, World, random_config
 
 STEPS = int(os.environ.get("KVFRAME_BLOCK_STEPS", "12000"))
 LENGTH = 60  # operations of one run
@@ -116,3 +117,20 @@ def test_state_machine(part: int) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_done_for_many_at_once_keeps_the_laws_for_few(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same operations with loops over single blocks switched off, so that arrays do everything."""
+    for module in (keying, keys, pool, prefix, queues, rowops, stepping):
+        monkeypatch.setattr(module, "FEW", 0)
+    choices = random.Random(seed)
+    try:
+        world = World(random_config(choices), choices)
+    except SpecError:
+        return
+    for _ in range(80):
+        getattr(world, choices.choice(OPERATIONS))()
+        world.check()
