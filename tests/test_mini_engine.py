@@ -159,9 +159,9 @@ def tight(family, example):
 
 @pytest.mark.parametrize(("family", "example"), FIRST)
 def test_preemption_changes_no_token(family, example):
-    # One request of 160 tokens fits: 10 blocks. Five begin with 1 or 2 blocks each, and reach 39 to 59 tokens: 3 or 4.
+    # One request of 160 tokens fits: 10 blocks. Six begin with 1 or 2 blocks each, and reach 39 to 59 tokens: 3 or 4.
     engine = tight(family, example)
-    asked = prompts(5, seed=1)
+    asked = prompts(6, seed=1)
     requests = served(engine, asked, wanted=30)
     roomy = served(MiniEngine(family, example, room=8, host=HOST), asked, wanted=30)
     assert [one.tokens for one in requests] == [one.tokens for one in roomy]
