@@ -5,6 +5,8 @@ What `Batches` does in numpy; up to some tens of events a loop costs less.
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvframe.blocks.arrays import items
 from kvframe.blocks.hashing import DIGEST_BYTES
 from kvframe.blocks.keying import Keying
@@ -165,7 +167,7 @@ class Singles:
         Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
         """
         g, ledger, cache, publishing = rule.index, self._ledger, self._ops.cache, rule.publishing
-        if cache is None or cache.watcher is not None or publishing is None or not publishing.plain:
+        if cache is None or publishing is None or not publishing.plain:
             return False
         limits, registered, groups = ledger.key_at[g], ledger.registered_at[g], cache.index_of[g].group_at
         flat, width, hashed = self._flat[g], self._tables.widths[g], self._tails.hashed_at
@@ -182,6 +184,9 @@ class Singles:
             blocks.append(block)
             digests.append(data[row * stride : row * stride + DIGEST_BYTES])
         cache.index_of[g].add_few(blocks, g, digests)
+        if cache.watcher is not None and full:
+            slots = np.array(full, np.intp)
+            cache.watcher.came_many(g, self._tails.last(slots), slots, np.array([limits[r] for r in full]))
         for row in full:
             registered[row] += 1
             limits[row] += rule.block
