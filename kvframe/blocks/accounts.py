@@ -1,8 +1,8 @@
 """Accounts: which tenant's blocks are held and cached.
 
 What happens in a step is only noted; `TenantManager` settles it when somebody asks, or before it could be lost. A block
-belongs to the tenant for whom it was taken. A tenant is a salt, so no two tenants ever share a block. Counts
-are shares of slabs: a block of a group that cuts slabs into k counts 1/k.
+belongs to the tenant for whom it was taken. A tenant is a salt, so no two tenants ever share a block. Counts are in
+units of which a slab has `whole`, and a block of a group that cuts slabs into k has the k-th part of these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.pool import BlockPool, Blocks
 from kvframe.blocks.prefix import PrefixCache
-from kvframe.blocks.quotas import Quotas, Tenant
+from kvframe.blocks.quotas import Quotas, Tenant, share_of
 from kvframe.blocks.slabs import SlabPool
 from kvframe.checks import cdiv
 
@@ -56,10 +56,10 @@ class Accounts:
         self.names: dict[Tenant, int] = {}
         self.held: list[int] = []
         self.cached: list[int] = []
-        # By tenant (group, block, stamp) of what became idle, the oldest first; those used since are passed over.
         self.running_limit: list[int] = []
         self.cached_limit: list[int] = []
         self._entries = sum(sizes)
+        # By tenant (group, block, stamp) of what became idle, the oldest first; those used since are passed over.
         self._aging: list[deque[tuple[int, int, int]]] = []
 
     def index(self, tenant: Tenant) -> int:
@@ -70,8 +70,8 @@ class Accounts:
             self.cached.append(0)
             self._aging.append(deque())
             quota = self._quotas.of(tenant)
-            self.running_limit.append(int(quota.running * self._most))
-            self.cached_limit.append(int(quota.cached * self._most))
+            self.running_limit.append(share_of(quota.running, self._most))
+            self.cached_limit.append(share_of(quota.cached, self._most))
         return self.names[tenant]
 
     def over(self, tenant: Tenant, needs: Sequence[int], found: Sequence[Sequence[int]]) -> int:

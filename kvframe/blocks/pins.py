@@ -11,6 +11,7 @@ import attrs
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.hashing import DIGEST_BYTES, TokenChain
 from kvframe.blocks.hits import Hit
+from kvframe.blocks.quotas import share_of
 from kvframe.blocks.requests import BlockRequest
 from kvframe.blocks.results import Deferred, Refused
 
@@ -87,9 +88,8 @@ class Pins:
         rows = [[*filter(None, row), *more] for row, more in zip(hit.blocks, ahead, strict=True)]
         pin = Pin(tokens=hit.tokens, blocks=tuple(map(tuple, rows)))
         config = self._manager.config
-        excess = len(self._units([*self._pins.values(), pin])) - int(
-            config.pin_limit * (config.num_blocks - 1)
-        )
+        limit = share_of(config.pin_limit, config.num_blocks - 1)
+        excess = len(self._units([*self._pins.values(), pin])) - limit
         reason, limits = "pin_limit", self._manager.limits
         if excess <= 0 and limits is not None:
             excess = limits.over(request.chain.extra.salt, [0] * len(pin.blocks), pin.blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,11 @@ import attrs
 from kvframe.errors import SpecError
 
 Tenant = str | None  # the salt
+
+
+def share_of(share: float, whole: int) -> int:
+    """So much of `whole`, rounded down: 0.29 of 100 is 29, though the floating-point product is a little less."""
+    return math.floor(share * whole + 1e-9)
 
 
 def _a_share(quota: object, attribute: Any, value: float) -> None:

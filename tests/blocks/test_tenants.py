@@ -10,7 +10,7 @@ import pytest
 from kvframe.blocks import Admission, BlockConfig, ExtraKeys, GroupBlocks, KVCacheManager, Refused, Served
 from kvframe.blocks.pins import Pin
 from kvframe.blocks.pool import BlockPool
-from kvframe.blocks.quotas import Quota, Quotas
+from kvframe.blocks.quotas import Quota, Quotas, share_of
 from kvframe.blocks.resize import grow
 from kvframe.blocks.snapshot import load, save
 from kvframe.blocks.tenants import TenantManager, Usage
@@ -160,6 +160,11 @@ def test_without_quotas_the_manager_has_nothing_of_them() -> None:
     manager = KVCacheManager(manager_of(Quotas()).config)
     assert type(manager.pool) is BlockPool
     assert manager.limits is None
+
+
+def test_a_share_is_what_people_mean() -> None:
+    # 0.29 x 100 is 28.999999999999996 in floating point.
+    assert [share_of(share, 100) for share in (0.29, 0.295, 0.07, 0.0, 1.0)] == [29, 29, 7, 0, 100]
 
 
 def test_shares_are_checked() -> None:

@@ -578,7 +578,7 @@ class World:
         request = self.manager.request(running.tokens, extra=ExtraKeys(salt=running.salt))
         before = self.picture()
         answer = self.manager.pins.pin(str(self.tags), request)
-        limit = int(self.config.pin_limit * (self.config.num_blocks - 1))
+        limit = self.config.pin_limit * (self.config.num_blocks - 1) + 1e-9
         if not isinstance(answer, Pin):
             assert self.picture() == before
             assert answer == Deferred(reason="not_cached") or (
@@ -858,8 +858,8 @@ class World:
             held = sum(Fraction(1, cuts[space]) for space, _ in holds.get(salt, ()))
             assert used.running == float(held), f"tenant {salt}"
             assert used.cached == float(cached.get(salt, 0)), f"tenant {salt}"
-            assert used.cached <= quotas.of(salt).cached * most
-            assert used.running <= max(quotas.of(salt).running * most, self.running.get(salt, 0.0))
+            assert used.cached <= quotas.of(salt).cached * most + 1e-9
+            assert used.running <= max(quotas.of(salt).running * most + 1e-9, self.running.get(salt, 0.0))
             self.running[salt] = used.running
 
     def check_published(self) -> None:
