@@ -68,6 +68,23 @@ def test_every_kind_of_page_is_there():
     assert {name_of(page).partition("/")[0] for page in PAGES} >= {"tutorial", "how-to", "explanation"}
 
 
+def test_what_the_pages_import_is_in_the_reference():
+    """Only what is listed there is public (docs/explanation/stability.md)."""
+    listed = re.findall(
+        r"^::: (\S+)", (DOCS / "reference" / "api.md").read_text(encoding="utf-8"), flags=re.M
+    )
+    imported = {
+        name
+        for page in PAGES
+        for kind, _, text in fences(page)
+        if kind == "python"
+        for name in re.findall(r"^\s*from (kvframe\.[\w.]+) import", text, flags=re.M)
+    }
+    assert len(imported) > 10
+    missing = {name for name in imported if not any(f"{module}.".startswith(f"{name}.") for module in listed)}
+    assert missing == set()
+
+
 # --- the tutorial's plugin, made as the page says -------------------------------------------------------------------
 
 TUTORIAL = DOCS / "tutorial" / "cache-kind-from-paper.md"
