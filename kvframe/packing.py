@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import attrs
 
-from kvframe.dtypes import CacheDType, CacheDTypes, CellGeometry, CellPart, element_size
+from kvframe.dtypes import CacheDType, CacheDTypes, CellGeometry, CellPart, KVQuantMode, element_size
 from kvframe.errors import SpecError
 from kvframe.spec import AttentionSpec
 
@@ -62,15 +62,47 @@ def is_two_planes(spec: AttentionSpec) -> bool:
     return spec.num_heads == 2 and spec.state_content_bytes == row and spec.head_size == spec.head_size_v
 
 
+def cell_dtype(spec: AttentionSpec, cache_dtypes: CacheDTypes) -> CacheDType | None:
+    """The cache dtype that the spec's cells are packed by: the first of its mode.
+
+    Formats of plugins have no mode of their own: theirs is the one dtype without a mode that packs such cells.
+
+    Args:
+        spec: an attention spec.
+        cache_dtypes: those of the plugin host.
+    """
+    if (
+        spec.kv_quant_mode is KVQuantMode.NONE
+        and spec.state_content_bytes is not None
+        and not is_two_planes(spec)
+    ):
+        own: list[CacheDType] = [
+            dtype for dtype in cache_dtypes if dtype.mode is KVQuantMode.NONE and _packs(dtype, spec)
+        ]
+        if len(own) == 1:
+            return own[0]
+    return cache_dtypes.of_mode(spec.kv_quant_mode)
+
+
+def _packs(cache_dtype: CacheDType, spec: AttentionSpec) -> bool:
+    if cache_dtype.pack is None or cache_dtype.storage not in (None, spec.dtype):
+        return False
+    try:
+        cell = cache_dtype.pack(cell_geometry(spec))
+    except SpecError:  # it has no cells of this size
+        return False
+    return (cell.content_bytes, cell.head_slots) == (spec.state_content_size_bytes, spec.num_heads)
+
+
 def cell_parts(spec: AttentionSpec, cache_dtypes: CacheDTypes) -> tuple[CellPart, ...] | None:
-    """The pieces of the spec's cells, by its quantisation mode; None where only the kernel knows them.
+    """The pieces of the spec's cells, by its cache dtype; None where only the kernel knows them.
 
     Args:
         spec: an attention spec.
         cache_dtypes: those of the plugin host.
     """
     cell = cell_geometry(spec)
-    cache_dtype = cache_dtypes.of_mode(spec.kv_quant_mode)
+    cache_dtype = cell_dtype(spec, cache_dtypes)
     if cache_dtype is not None and cache_dtype.pack is not None and cache_dtype.parts is not None:
         rule = cache_dtype.pack(cell)
         same = (rule.content_bytes, rule.head_slots) == (spec.state_content_size_bytes, spec.num_heads)

@@ -11,7 +11,7 @@ import torch
 from kvframe.dtypes import NVFP4_VALUES_PER_SCALE, CacheDType, CacheDTypes, CellPart, KVQuantMode
 from kvframe.errors import LayoutError
 from kvframe.ops.numbers import from_e2m1, pair, to_e2m1, to_float8, unpair
-from kvframe.packing import cell_geometry, cell_parts
+from kvframe.packing import cell_dtype, cell_geometry, cell_parts
 from kvframe.spec import AttentionSpec
 from kvframe.views import torch_dtype
 
@@ -45,15 +45,15 @@ def cell_codec(
     Args:
         spec: an attention spec.
         cache_dtypes: those of the plugin host.
-        cache_dtype: the one that the operator chose, where several share a mode (fp8_e5m2, nvfp4_4over6); None: the
-            first of the spec's mode.
+        cache_dtype: the one that the operator chose, where several share a mode (fp8_e5m2, nvfp4_4over6); None: that of
+            the spec's cells.
         key_scale: the scale outside the cache of formats that have one: a stored key times it is the key.
         value_scale: likewise for values.
 
     Raises:
         LayoutError: only the kernel that owns this packing knows its cells.
     """
-    chosen = cache_dtype or cache_dtypes.of_mode(spec.kv_quant_mode)
+    chosen = cache_dtype or cell_dtype(spec, cache_dtypes)
     parts = cell_parts(spec, cache_dtypes)
     if chosen is not None and chosen.codec is not None:
         own: CellCodec = chosen.codec(cell_geometry(spec))
