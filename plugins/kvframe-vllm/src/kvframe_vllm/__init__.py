@@ -6,11 +6,23 @@ Off unless asked for: `KVFRAME_VLLM=manager`, `planner` or `manager,planner`, or
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 from kvframe_vllm.settings import check_version, wanted
 
-__all__ = ["AsyncScheduler", "KVCacheManager", "Scheduler", "register"]
+__all__ = [
+    "AsyncScheduler",
+    "KVCacheManager",
+    "Scheduler",
+    "engine_spec",
+    "register",
+    "to_kvframe",
+    "to_vllm",
+]
+
+_SPECS = MappingProxyType({"engine_spec": "families", "to_kvframe": "specs", "to_vllm": "specs"})
 
 
 def register() -> None:
@@ -30,6 +42,8 @@ def register() -> None:
 
 def __getattr__(name: str) -> Any:
     """The classes that vLLM is given by name, imported with vLLM when they are asked for."""
+    if name in _SPECS:
+        return getattr(import_module(f"kvframe_vllm.{_SPECS[name]}"), name)
     if name not in ("AsyncScheduler", "KVCacheManager", "Scheduler"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.version import __version__

@@ -27,7 +27,7 @@ class Ahead:
         self._ready: dict[int, tuple[Row, int]] = {}  # by slot: the row, and the tokens it had
         self._groups = len(core.config.groups)
         # Whoever is asked for tokens up to one below its next wake-up will need something in the next step.
-        self.soon: list[tuple[Row, Any]] = []
+        self.soon: dict[int, tuple[Row, Any]] = {}  # by slot, since a refused request is asked for again
 
     def step(self, steady: Callable[[Any], bool]) -> None:
         """Give the rows that need something for one more token what they need.
@@ -36,7 +36,7 @@ class Ahead:
             steady: whether the scheduler is about to compute exactly one token of a running request.
         """
         self.take_back()
-        asked, self.soon = self.soon, []
+        asked, self.soon = self.soon.values(), {}
         due = [(row, request) for row, request in asked if self._is_due(row, request) and steady(request)]
         if len(due) < 2:
             return  # the scheduler's own question costs as much
@@ -64,14 +64,11 @@ class Ahead:
     def _is_due(self, row: Row, request: Any) -> bool:
         if self._rows.get(request.request_id) is not row:
             return False
-        after = request.num_computed_tokens + 1
+        after: int = request.num_computed_tokens + 1
         if after < row.due:
             return False
-        return (
-            after >= row.grow
-            or min(after, request.num_tokens) >= row.keys
-            or after - request.num_in_flight_tokens >= row.die
-        )
+        settled: int = after - request.num_in_flight_tokens
+        return after >= row.grow or min(after, request.num_tokens) >= row.keys or settled >= row.die
 
     def _hand_out(self, rows: list[Row], slots: Any, before: Any) -> None:
         tables, parts = self._core.tables, []

@@ -1,7 +1,7 @@
 """Families that only kvframe knows, for vLLM: one plugin brings a kind of cache to both.
 
-An attention layer of a model returns `engine_spec(spec)` from its `get_kv_cache_spec`. vLLM plans and allocates it by the
-family's fields and lifetime, on its own manager or on kvframe's.
+An attention layer of a model returns `engine_spec(spec)` from its `get_kv_cache_spec`. vLLM plans and allocates it by
+the family's fields and lifetime, on its own manager or on kvframe's.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
-import torch
 from vllm.v1.core.kv_cache_utils import resolve_block_hashes
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import AttentionSpec, KVQuantMode
@@ -45,6 +44,8 @@ class FamilySpec(AttentionSpec):  # type: ignore[misc]
     @classmethod
     def of(cls, spec: Any) -> FamilySpec:
         """The spec for vLLM."""
+        import torch
+
         fields = {name: getattr(spec, name) for name in _SHARED}
         return cls(
             **fields,

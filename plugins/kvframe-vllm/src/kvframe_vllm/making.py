@@ -63,7 +63,7 @@ def block_config(
     Raises:
         KVFrameError: kvframe cannot serve these groups; the text says why.
     """
-    groups = [
+    groups: Any = tuple(
         GroupBlocks(
             name=f"{number}",
             lifetime=group_lifetime(group.kv_cache_spec, next(iter(group.layer_names), f"of group {number}")),
@@ -71,8 +71,8 @@ def block_config(
             zeroed=kv_cache_config.needs_kv_cache_zeroing,
         )
         for number, group in enumerate(kv_cache_config.kv_cache_groups)
-    ]
-    unit = {"hash_unit": hash_block_size} if enable_caching else {}
+    )
+    unit: dict[str, Any] = {"hash_unit": hash_block_size} if enable_caching else {}
     return BlockConfig(
         groups=groups,
         num_blocks=kv_cache_config.num_blocks,
@@ -82,10 +82,24 @@ def block_config(
         prefix_caching=enable_caching,
         draft_drop=use_eagle,
         prefill_lookahead=num_prefill_lookahead,
-        retention_interval=kv_cache_config.prefix_cache_retention_interval if enable_caching else None,
+        retention_interval=_retention(kv_cache_config) if enable_caching else None,
         watermark=watermark,
         **unit,
     )
+
+
+def _retention(kv_cache_config: Any) -> int | None:
+    """vLLM's interval, which it heeds for windows only: chunks publish all that can serve a hit."""
+    groups = kv_cache_config.kv_cache_groups
+    windows = any(
+        type(group.kv_cache_spec).__name__ != "ChunkedLocalAttentionSpec" for group in _thinning(groups)
+    )
+    interval: int | None = kv_cache_config.prefix_cache_retention_interval
+    return interval if windows else None
+
+
+def _thinning(groups: Sequence[Any]) -> list[Any]:
+    return [group for group in groups if group_lifetime(group.kv_cache_spec, "?").thins]
 
 
 def make_manager(

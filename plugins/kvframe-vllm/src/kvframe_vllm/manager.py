@@ -6,69 +6,18 @@ without an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import attrs
 
 from kvframe.blocks import Admission, BlockConfig, BlockError, Hit, KVCacheManager, Served
 from kvframe.checks import cdiv
 from kvframe_vllm.ahead import Ahead
 from kvframe_vllm.rows import Ledger, Row, block_request
 from kvframe_vllm.tables import Blocks, Found, Nothing
+from kvframe_vllm.views import Coordinator, GroupView, PoolView, Stateless
 
 
-@attrs.frozen(kw_only=True)
-class GroupView:
-    """What vLLM reads of a group's manager.
-
-    Args:
-        block_size: tokens of a block.
-        kv_cache_spec: the group's spec, vLLM's own object.
-        req_to_blocks: the requests that hold blocks, by id.
-    """
-
-    block_size: int
-    kv_cache_spec: Any
-    req_to_blocks: Mapping[str, Any]
-
-    @property
-    def num_cached_block(self) -> Mapping[str, Any]:
-        """The requests whose blocks may be cached: the same."""
-        return self.req_to_blocks
-
-
-@attrs.frozen(kw_only=True)
-class Coordinator:
-    """What vLLM reads of the coordinator of all groups.
-
-    Args:
-        single_type_managers: one view a group.
-        enable_partial_hash_hits: whether a hit may end inside a block: only with groups that keep states.
-    """
-
-    single_type_managers: tuple[GroupView, ...]
-    enable_partial_hash_hits: bool = False
-
-
-class PoolView:
-    """What vLLM reads of the block pool."""
-
-    def __init__(self, core: KVCacheManager) -> None:
-        self._core = core
-        self.num_gpu_blocks = core.config.num_blocks
-
-    def get_num_free_blocks(self) -> int:
-        """Blocks that nobody holds, cached ones included."""
-        return self._core.num_free
-
-    def get_usage(self) -> float:
-        """The share of the blocks that requests hold, 0 to 1."""
-        usable = self.num_gpu_blocks - 1
-        return 1.0 - self._core.num_free / usable if usable > 0 else 0.0
-
-
-class EngineManager:
+class EngineManager(Stateless):
     """The block manager as vLLM's scheduler sees it. `allocate_slots` is asked for every request in every step.
 
     Args:
@@ -161,11 +110,11 @@ class EngineManager:
             after = request.num_computed_tokens + num_new_tokens
             if after < row.due and not num_lookahead_tokens and new_computed_blocks is None:
                 if after + 1 >= row.due:
-                    self._ahead.soon.append((row, request))
+                    self._ahead.soon[row.slot] = (row, request)
                 return self.empty_kv_cache_blocks
             blocks = self._grow(row, request, num_new_tokens, num_lookahead_tokens, new_computed_blocks)
             if after + 1 >= row.due:
-                self._ahead.soon.append((row, request))
+                self._ahead.soon[row.slot] = (row, request)
             return blocks
         if reserved_blocks or skip_zeroing_group_ids:
             raise NotImplementedError("kvframe's manager serves no asynchronous loads of a KV connector")
@@ -228,7 +177,7 @@ class EngineManager:
             return None
         row = self._rows[request.request_id] = Row(answer.slot, admission.request.chain)
         self._ledger.wake(row)
-        self._ahead.soon.append((row, request))
+        self._ahead.soon[row.slot] = (row, request)
         if admission.delay_caching:
             row.keys = row.due = 0  # nothing is keyed, and so nothing is armed, before `cache_blocks`
         return Blocks(self._ledger.since(answer.slot, self._adopted(answer, admission)))
@@ -346,21 +295,3 @@ class EngineManager:
         if self._new_stats is not None:
             self.prefix_cache_stats = self._new_stats()
         return stats
-
-    # --- what groups without states never have ---
-
-    def take_events(self) -> list[Any]:
-        """Block events: none, since engines that want them run without this manager."""
-        return []
-
-    def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
-        """Copies on write: none, since no hit ends inside a block."""
-        return [], []
-
-    def take_boundary_state_offloads(self) -> dict[str, list[Any]]:
-        """States for a connector: none."""
-        return {}
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Always 0, as in vLLM."""
-        return [0] * self.num_kv_cache_groups

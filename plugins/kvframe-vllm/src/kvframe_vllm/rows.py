@@ -107,7 +107,9 @@ class Ledger:
 
     def settle_all(self, rows: Sequence[Row], slots: Any, computed: Any) -> None:
         """`settle` for many rows. Those that are far from a key need not learn of tokens and hashes yet."""
-        keyed = [row.slot for row, count in zip(rows, computed.tolist(), strict=True) if count + 1 >= row.keys]
+        keyed = [
+            row.slot for row, count in zip(rows, computed.tolist(), strict=True) if count + 1 >= row.keys
+        ]
         self._core.append(keyed, [()] * len(keyed))
         self._ledger.computed[slots] = computed
 

@@ -106,7 +106,9 @@ def to_kvframe(spec: Any, layer: str = "?") -> Any:
             **{name: _to_kvframe_value(name, value) for name, value in given.items() if name in known}
         )
     except KVFrameError as error:
-        raise UntranslatableError(spec=type(spec).__name__, layer=layer, reason=str(error).rstrip(".")) from error
+        raise UntranslatableError(
+            spec=type(spec).__name__, layer=layer, reason=str(error).rstrip(".")
+        ) from error
     return _same_page(spec, made, spec, layer)
 
 

@@ -43,7 +43,8 @@ def make_faulty(on: bool) -> None:
         blocks = take(self, group, count)
         held = [block for block in range(1, self.num_blocks) if self.refs[block] > 0 and block not in blocks]
         if len(held) > 4 and drawn.random() < 0.2:
-            return [*blocks[:-1], drawn.choice(held)]
+            blocks[-1] = drawn.choice(held)
+            self.refs[blocks[-1]] += 1  # so that giving it back twice is not an error
         return blocks
 
     twice.kept = take  # type: ignore[attr-defined]

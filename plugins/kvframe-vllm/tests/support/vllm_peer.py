@@ -6,6 +6,7 @@ stepped back, if it did.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from typing import Any
@@ -19,7 +20,7 @@ MADE: list[str] = []
 def pytest_configure(config: Any) -> None:
     if os.environ.get("KVFRAME_PEER_SIDE") != "kvframe":
         return
-    import vllm.v1.core.sched.diffusion_scheduler  # its classes derive from vLLM's own schedulers
+    importlib.import_module("vllm.v1.core.sched.diffusion_scheduler")  # derives from vLLM's own schedulers
     from vllm.v1.core.sched import async_scheduler
     from vllm.v1.core.sched import scheduler as sync_scheduler
 

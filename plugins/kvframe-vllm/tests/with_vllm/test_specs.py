@@ -72,7 +72,9 @@ def test_every_class_that_both_sides_have_is_looked_at() -> None:
     classes = {
         cls.__name__
         for cls in vars(vllm_specs).values()
-        if isinstance(cls, type) and issubclass(cls, vllm_specs.KVCacheSpec) and cls.__module__ == vllm_specs.__name__
+        if isinstance(cls, type)
+        and issubclass(cls, vllm_specs.KVCacheSpec)
+        and cls.__module__ == vllm_specs.__name__
     }
     abstract = {"KVCacheSpec", "AttentionSpec", "UniformTypeKVCacheSpecs"}
     assert classes - abstract == set(COUNTERPARTS)
