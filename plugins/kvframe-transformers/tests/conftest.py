@@ -19,7 +19,7 @@ SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -42,6 +42,7 @@ LATENT = {
     "first_k_dense_replace": 1,
     **MOE,
 }
+LAST_IS_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
 # architecture: (model class, config class, what the config says beside SMALL, fields of SMALL that it has not)
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}, ()),
@@ -51,7 +52,7 @@ ARCHITECTURES = {
     "gemma3": (
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
-        {"sliding_window": WINDOW, "num_hidden_layers": 6},
+        {"sliding_window": WINDOW, "num_hidden_layers": 3, "layer_types": LAST_IS_FULL},
         (),
     ),
     "gpt_oss": (
@@ -65,7 +66,8 @@ ARCHITECTURES = {
         "Llama4TextConfig",
         {
             "attention_chunk_size": WINDOW,
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 1, 0],
             "intermediate_size_mlp": 48,
             "num_local_experts": 2,
         },
@@ -83,7 +85,6 @@ ARCHITECTURES = {
         "JambaForCausalLM",
         "JambaConfig",
         {
-            "num_hidden_layers": 4,
             "attn_layer_period": 2,
             "attn_layer_offset": 1,
             "num_experts": 2,
@@ -108,7 +109,7 @@ ARCHITECTURES = {
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
         {
-            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
             "linear_key_head_dim": 8,
@@ -119,11 +120,16 @@ ARCHITECTURES = {
         },
         (),
     ),
-    "olmo3": ("Olmo3ForCausalLM", "Olmo3Config", {"sliding_window": WINDOW, "num_hidden_layers": 4}, ()),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        {"sliding_window": WINDOW, "num_hidden_layers": 3, "layer_types": LAST_IS_FULL},
+        (),
+    ),
     "cohere2": (
         "Cohere2ForCausalLM",
         "Cohere2Config",
-        {"sliding_window": WINDOW, "num_hidden_layers": 4},
+        {"sliding_window": WINDOW, "num_hidden_layers": 3, "layer_types": LAST_IS_FULL},
         (),
     ),
     "falcon_h1": (
@@ -142,8 +148,8 @@ ENCODER_DECODERS = {
             "d_model": 32,
             "d_kv": 8,
             "d_ff": 48,
-            "num_layers": 3,
-            "num_decoder_layers": 3,
+            "num_layers": 2,
+            "num_decoder_layers": 2,
             "num_heads": 4,
             "n_positions": 256,
             "decoder_start_token_id": 0,
@@ -158,7 +164,7 @@ ENCODER_DECODERS = {
             "vocab_size": VOCABULARY,
             "d_model": 32,
             "encoder_layers": 2,
-            "decoder_layers": 3,
+            "decoder_layers": 2,
             "encoder_attention_heads": 4,
             "decoder_attention_heads": 4,
             "encoder_ffn_dim": 48,

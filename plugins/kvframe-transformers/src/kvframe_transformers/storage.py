@@ -26,6 +26,7 @@ from kvframe.ops import (
     zero_blocks,
 )
 from kvframe.views import create_kv_cache_views, make_views
+from kvframe_transformers.planes import Plane, planes
 from kvframe_transformers.planning import ModelPlan
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class TokenStore:
         cache: its cells.
         tokens: how tokens lie in blocks.
         joint: key and value are stored as one vector (MLA).
-        exact: what is read is what was written.
+        planes: its keys and values where they can be read in one copy; None: they cannot.
         widths: elements of a key and of a value, known from the first write of a joint cache.
     """
 
@@ -53,7 +54,7 @@ class TokenStore:
     cache: LayerCache
     tokens: TokenMap
     joint: bool
-    exact: bool
+    planes: tuple[Plane, Plane] | None
     widths: tuple[int, int] = (0, 0)
 
     def store(self, forward: Forward, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -192,7 +193,7 @@ class Storage:
             cache=cache,
             tokens=token_map(planned.host, spec),
             joint=spec.head_size_v == 0,
-            exact=not planned.cache_dtype.is_quantized,
+            planes=planes(cache.cells, codec),
         )
         self.groups[group].append(cache)
 
