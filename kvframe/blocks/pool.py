@@ -47,6 +47,9 @@ class Pool(Protocol):
     def give_back(self, group: int, blocks: list[int]) -> None:
         """Release blocks in this order."""
 
+    def retire(self, group: int, blocks: list[int]) -> None:
+        """`give_back` for blocks that are worth little to a later request: they go first where the pool can do so."""
+
     def seize(self, group: int, blocks: Sequence[int]) -> None:
         """Hold these very blocks, each once, in a pool that has just been made."""
 
@@ -162,6 +165,10 @@ class BlockPool:
             self._queue.push_empty([block for block in free if block not in index] if cached else free)
         if cached:
             self._queue.push_cached(cached)
+
+    def retire(self, group: int, blocks: list[int]) -> None:
+        """`give_back`: here all blocks wait in one order."""
+        self.give_back(group, blocks)
 
     def take_many(self, group: int, count: int) -> Blocks:
         """`take` for many blocks."""

@@ -181,7 +181,11 @@ class RowOps:
         copies, held = self.copies, self._held_for_copy
         self.copies, self._held_for_copy = [], []
         for g, block in held:
-            self.pool.give_back(g, [block])
+            # A copy of a state inside an entry: it saves less than an entry's tokens, and costs as much as a whole one.
+            if self.rules[g].state:
+                self.pool.retire(g, [block])
+            else:
+                self.pool.give_back(g, [block])
         return copies
 
     # --- the end ---

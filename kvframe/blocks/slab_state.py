@@ -15,7 +15,7 @@ from kvframe.blocks.queues import EvictionPolicy
 from kvframe.checks import cdiv
 
 NOBODY = -1
-CLOSE = 16  # slabs are few when no more than one in so many is left
+CLOSE = 4  # slabs are few when no more than one in so many is left
 
 
 class SlabState:
@@ -125,6 +125,7 @@ class SlabState:
     def _free(self, slab: int) -> None:
         self._wholly_idle -= 1
         self._owner[slab] = NOBODY
+        self._last_use[slab] = 0
         self._plain[slab] = []
         self._num_idle[slab] = 0
         self._free_slabs.append(slab)

@@ -16,6 +16,7 @@ from kvframe.blocks.errors import not_held
 from kvframe.blocks.slab_state import SlabState
 from kvframe.checks import cdiv
 
+LEFT_BEHIND = 0  # the age of what was retired: older than all else
 SCATTER = 64  # a group may leave one in so many of its blocks idle in slabs that are held
 
 
@@ -189,9 +190,17 @@ class SlabPool(SlabState):
         Raises:
             BlockError: nobody holds one of them.
         """
+        self._clock += 1
+        self._release(group, blocks, self._clock)
+
+    def retire(self, group: int, blocks: list[int]) -> None:
+        """Release blocks that are worth little to a later request: of what is cached they go first."""
+        self._release(group, blocks, LEFT_BEHIND)
+
+    def _release(self, group: int, blocks: list[int], stamp: int) -> None:
         refs, k = self._refs_at[group], self.blocks_per_slab[group]
         index = None if self._cache is None else self._cache.index_of[group]
-        stamps, flags, self._clock = self._stamp_at[group], self._is_idle[group], self._clock + 1
+        stamps, flags = self._stamp_at[group], self._is_idle[group]
         cached: list[int] = []
         slabs: dict[int, tuple[int, int]] = {}
         try:
@@ -207,23 +216,27 @@ class SlabPool(SlabState):
                     slabs[slab] = (self._room(slab), self._held[slab])
                 self._held[slab] -= 1
                 if index is not None and block in index:
-                    stamps[block], flags[block] = self._clock, 1
+                    stamps[block], flags[block] = stamp, 1
                     self._num_idle[slab] += 1
                     cached.append(block)
                 else:
                     self._plain[slab].append(block)
         finally:
-            self._idle[group].push_cached(cached)
+            idle = self._idle[group]
+            if stamp == LEFT_BEHIND:
+                idle.push_empty(cached)
+            else:
+                idle.push_cached(cached)
             for slab, (room, held) in slabs.items():
+                self._last_use[slab] = max(self._last_use[slab], stamp)
                 self._rest(group, slab, room, held)
 
     def _rest(self, group: int, slab: int, room: int, held: int) -> None:
-        self._last_use[slab] = self._clock
         self._settle(group, slab, room, held)
         if self._held[slab]:
             return
         if self._num_idle[slab]:
-            heapq.heappush(self._oldest[group], (self._clock, slab))
+            heapq.heappush(self._oldest[group], (self._last_use[slab], slab))
         else:
             self._free(slab)
 
