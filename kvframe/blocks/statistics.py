@@ -174,11 +174,11 @@ def _groups(manager: Questions) -> tuple[GroupStatistics, ...]:
 
 
 def _cached(manager: Questions) -> list[int]:
-    """Blocks with a key that nobody holds, by group."""
+    """Blocks with a key that nobody holds, by group; not counted in a pool without `references`."""
     counts = [0] * len(manager.config.groups)
     if manager.cache is None:
         return counts
-    for index, held in zip(manager.cache.indices, references(manager.pool), strict=True):
+    for index, held in zip(manager.cache.indices, references(manager.pool), strict=False):
         for g, blocks, _ in index.keys_by_group((held == 0).nonzero()[0]):
             counts[g] += len(blocks)
     return counts

@@ -78,5 +78,8 @@ class BytewisePool:
             else:
                 self._free(group, block)
 
+    def retire(self, group, blocks):
+        self.give_back(group, blocks)
+
     def check_ids(self, group, blocks):
         pass
