@@ -24,8 +24,8 @@ class LazyWindowAttention(Attention):
 class LazyWindowForCausalLM(Gemma2ForCausalLM):
     """Gemma-2 whose sliding layers are lazy."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
         for module in self.modules():
             if isinstance(module, Attention) and module.sliding_window is not None:
                 module.__class__ = LazyWindowAttention
