@@ -1,6 +1,7 @@
 """The documentation's code runs: every page's Python blocks, in order, in one module, and prints what is shown."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -24,7 +25,16 @@ def fences(page):
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if any(kind == "python" for kind, *_ in fences(page))]
 SIGNATURES = {"reference/hooks.md"}  # generated: it shows what to implement, and nothing to run
-TORCH = re.compile(r"^\s*(import torch|from kvframe\.(ops|views|buffers))", flags=re.M)
+BRIDGE = re.compile(r"^\s*from kvframe_transformers", flags=re.M)
+# Libraries that a page may need and an installation may lack, and what brings them.
+EXTRAS = {
+    "torch": "kvframe[torch]",
+    "transformers": "kvframe-transformers",
+    "kvframe_transformers": "kvframe-transformers",
+    "vllm": "kvframe-vllm",
+}
+IMPORT = re.compile(r"^\s*(?:import|from) (\w+)", flags=re.M)
+TORCH = re.compile(r"^\s*from kvframe\.(ops|views|buffers)", flags=re.M)
 
 
 def name_of(page):
@@ -47,8 +57,15 @@ def module(monkeypatch):
 @pytest.mark.parametrize("page", [p for p in PAGES if name_of(p) not in SIGNATURES], ids=name_of)
 def test_a_pages_code_runs_and_prints_what_is_shown(page, module, tmp_path, monkeypatch):
     blocks = fences(page)
-    if any(TORCH.search(text) for kind, _, text in blocks if kind == "python"):
-        pytest.importorskip("torch", reason="the page's code needs torch: pip install 'kvframe[torch]'")
+    code = "".join(text for kind, _, text in blocks if kind == "python")
+    imported = {*IMPORT.findall(code), *(["torch"] if TORCH.search(code) else [])}
+    for library in sorted(imported & EXTRAS.keys()):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"the page's code needs {library}: pip install '{EXTRAS[library]}'")
+    if any(BRIDGE.search(text) for kind, _, text in blocks if kind == "python"):
+        pytest.importorskip(
+            "kvframe_transformers", reason="the page's code needs kvframe-transformers, and torch"
+        )
     monkeypatch.chdir(tmp_path)
     printed = None
     for kind, words, text in blocks:
