@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from kvframe.config import DEVICE, KVCacheConfig, KVCacheGroupSpec
 from kvframe.engine import EngineConfig
 from kvframe.errors import InsufficientMemoryError, KVFrameError
@@ -154,8 +156,6 @@ def _fitted(
         pools = rank_pools(part, rank, host=host, layout=layout, engine=engine)
         if DEVICE not in pools:
             continue
-        import attrs
-
         pool = attrs.evolve(pools[DEVICE], num_slabs=override) if override else pools[DEVICE]
         fits = largest_fitting_len(part, engine, engine_bound, pools=[pool])
         if not fits:
