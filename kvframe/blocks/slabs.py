@@ -191,11 +191,38 @@ class SlabPool(SlabState):
             BlockError: nobody holds one of them.
         """
         self._clock += 1
-        self._release(group, blocks, self._clock)
+        if self._cache is None:
+            self._release_plain(group, blocks)
+        else:
+            self._release(group, blocks, self._clock)
 
     def retire(self, group: int, blocks: list[int]) -> None:
         """Release blocks that are worth little to a later request: of what is cached they go first."""
         self._release(group, blocks, LEFT_BEHIND)
+
+    def _release_plain(self, group: int, blocks: list[int]) -> None:
+        """Release blocks where none has a key."""
+        refs, k = self._refs_at[group], self.blocks_per_slab[group]
+        slabs: dict[int, list[int]] = {}
+        try:
+            for block in blocks:
+                left = refs[block] - 1
+                if left < 0:
+                    raise not_held(block)
+                refs[block] = left
+                if left:
+                    continue
+                slab = block // k
+                if slab in slabs:
+                    slabs[slab].append(block)
+                else:
+                    slabs[slab] = [block]
+        finally:
+            for slab, free in slabs.items():
+                room, held = self._room(slab), self._held[slab]
+                self._held[slab] = held - len(free)
+                self._plain[slab] += free
+                self._rest(group, slab, room, held)
 
     def _release(self, group: int, blocks: list[int], stamp: int) -> None:
         refs, k = self._refs_at[group], self.blocks_per_slab[group]

@@ -56,7 +56,7 @@ class _Run:
 
     arrival: Arrival
     request: BlockRequest
-    output: list[int]
+    output: Sequence[int]
     known: int  # tokens that it has when it is admitted: the prompt, and what it said before it was preempted
     resumed: bool = False
 
@@ -160,13 +160,13 @@ class Engine:
     def _prepare(self, waiting: Arrival | _Run) -> _Run:
         if isinstance(waiting, _Run):
             return waiting
-        prompt, output = self._tokens.of(waiting)
-        return _Run(
-            arrival=waiting,
-            request=self.manager.request(prompt),
-            output=output.tolist(),
-            known=waiting.prompt,
-        )
+        prompt: npt.NDArray[np.int32] | range = range(waiting.prompt)
+        output: Sequence[int] = range(waiting.output)
+        if self._config.prefix_caching:  # else tokens are only counted
+            prompt, said = self._tokens.of(waiting)
+            output = said.tolist()
+        request = self.manager.request(prompt)
+        return _Run(arrival=waiting, request=request, output=output, known=waiting.prompt)
 
     def _start(self, run: _Run, slot: int, hit: int, size: int) -> None:
         self._running[slot] = run

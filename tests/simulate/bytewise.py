@@ -4,6 +4,13 @@ Every block costs what its layers need of it. Blocks of all groups stand in one 
 """
 
 from collections import OrderedDict
+from contextlib import contextmanager
+from unittest import mock
+
+from kvframe.blocks import KVCacheManager
+from kvframe.blocks.prefix import PrefixCache
+from kvframe.simulate import case
+from kvframe.simulate.meter import Meter
 
 
 class BytewisePool:
@@ -83,3 +90,32 @@ class BytewisePool:
 
     def check_ids(self, group, blocks):
         pass
+
+
+class _Manager(KVCacheManager):
+    """A manager whose pool knows bytes alone: those of the plan made last."""
+
+    meter = None
+
+    def make(self, config):
+        meter = type(self).meter
+        sizes = [meter.pool_bytes // size + 1 for size in meter.block_bytes]
+        cache = PrefixCache(sizes, range(len(sizes)))
+        return BytewisePool(meter.pool_bytes, meter.block_bytes, cache), cache
+
+
+@contextmanager
+def bytewise():
+    """Inside, `run_case` runs in a pool that knows bytes alone."""
+    planned = case.plan
+
+    class Manager(_Manager):
+        pass
+
+    def plan(*args, **kwargs):
+        made = planned(*args, **kwargs)
+        Manager.meter = Meter.of(made.config)
+        return made
+
+    with mock.patch.object(case, "plan", plan), mock.patch.object(case, "KVCacheManager", Manager):
+        yield

@@ -2,13 +2,9 @@
 
 import pytest
 
-from kvframe.blocks import KVCacheManager
-from kvframe.blocks.prefix import PrefixCache
 from kvframe.planning import Limits
 from kvframe.simulate import Lengths, Pace, RandomStream, run_case
-from kvframe.simulate import case as module
-from kvframe.simulate.meter import Meter
-from tests.simulate.bytewise import BytewisePool
+from tests.simulate.bytewise import bytewise
 from tests.simulate.models import GIB, chats, hybrid_case
 
 # Share of a 40 GiB pool in useful bytes when the first chat of 16 to 1,024 tokens does not fit: at least so much.
@@ -49,37 +45,15 @@ def documents(name, **more):
     return hybrid_case(name, DOCUMENTS, memory=CROWDED[name], length=16_384, limits=Limits(groups=4), **more)
 
 
-@pytest.fixture
-def bytewise(monkeypatch):
-    """Managers whose pool knows bytes alone."""
-
-    class Manager(KVCacheManager):
-        def make(self, config):
-            meter = Meter.of(self.plan)
-            sizes = [meter.pool_bytes // size + 1 for size in meter.block_bytes]
-            cache = PrefixCache(sizes, range(len(sizes)))
-            return BytewisePool(meter.pool_bytes, meter.block_bytes, cache), cache
-
-    planned = module.plan
-
-    def plan(*args, **kwargs):
-        made = planned(*args, **kwargs)
-        Manager.plan = made.config
-        return made
-
-    monkeypatch.setattr(module, "plan", plan)
-    monkeypatch.setattr(module, "KVCacheManager", Manager)
-
-
 # Bytes of the pool: so few that not all documents stay.
 CROWDED = {"gemma-3-27b": 10 * GIB, "20 full + 30 sliding": 5 * GIB, "mimo-v2-flash": 4 * GIB}
 
 
 @pytest.mark.parametrize("name", CROWDED)
-def test_shared_documents_are_found_about_as_often_as_bytes_allow(name, request):
+def test_shared_documents_are_found_about_as_often_as_bytes_allow(name):
     ours = run_case(documents(name))
     engines = run_case(documents(name, strategy="engine"))
-    request.getfixturevalue("bytewise")
-    ideal = run_case(documents(name))
+    with bytewise():
+        ideal = run_case(documents(name))
     assert ours.hit_rate >= engines.hit_rate
     assert ours.hit_rate >= ideal.hit_rate - 0.03
