@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
-from kvframe.blocks import KVCacheManager
+from kvframe.blocks import BlockPool, KVCacheManager
 
 
 @attrs.frozen(kw_only=True)
@@ -43,8 +43,15 @@ class Coordinator:
     enable_partial_hash_hits: bool = False
 
 
+class HeldBlock(NamedTuple):
+    """A block and its holders."""
+
+    block_id: int
+    ref_cnt: int
+
+
 class PoolView:
-    """What vLLM reads of the block pool."""
+    """What vLLM, its tests and its tools read of the block pool."""
 
     def __init__(self, core: KVCacheManager) -> None:
         self._core = core
@@ -53,6 +60,23 @@ class PoolView:
     def get_num_free_blocks(self) -> int:
         """Blocks that nobody holds, cached ones included."""
         return self._core.num_free
+
+    @property
+    def num_free_blocks(self) -> int:
+        """The same, by the name that vLLM's queue of free blocks has for it."""
+        return self._core.num_free
+
+    @property
+    def free_block_queue(self) -> PoolView:
+        """Who knows how many blocks are free: the pool itself."""
+        return self
+
+    @property
+    def blocks(self) -> list[HeldBlock]:
+        """Every block with the number of requests that hold it."""
+        pool = self._core.pool
+        holders = pool.refs.tolist() if isinstance(pool, BlockPool) else []
+        return [HeldBlock(block, count) for block, count in enumerate(holders)]
 
     def get_usage(self) -> float:
         """The share of the blocks that requests hold, 0 to 1."""
