@@ -70,6 +70,7 @@ bench: $(STAMPS)/test ## Measure start-up, planner, operations and block manager
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/blocks.py --quick
 	$(BIN)/python benchmarks/around.py
+	$(BIN)/python benchmarks/churn.py --requests 10000
 
 bench-vllm: $(VLLM_PYTHON) ## Measure the manager inside vLLM's scheduler, 256 running requests, against its bar
 	OMP_NUM_THREADS=1 $(VLLM_PYTHON) benchmarks/vllm_steps.py 2>/dev/null

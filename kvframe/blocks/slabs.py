@@ -16,6 +16,7 @@ from kvframe.blocks.errors import not_held
 from kvframe.blocks.slab_state import SlabState
 from kvframe.checks import cdiv
 
+UNKNOWN = -1  # slabs that other groups need: asked only when a new slab is
 LEFT_BEHIND = 0  # the age of what was retired: older than all else
 SCATTER = 64  # a group may leave one in so many of its blocks idle in slabs that are held
 
@@ -32,7 +33,7 @@ class SlabPool(SlabState):
     def take(self, group: int, count: int) -> list[int]:
         """Hand out blocks, whose keys are gone; the caller has asked `missing` and said `reserve`."""
         blocks: list[int] = []
-        self._others = self._needed_by_others(group)
+        self._others = UNKNOWN
         while len(blocks) < count:
             if self._fullest[group]:
                 self._fill_up(group, count, blocks)
@@ -81,6 +82,8 @@ class SlabPool(SlabState):
 
     def _next_slab(self, group: int) -> int | None:
         """A slab that becomes the group's, or None: an idle block of its own goes."""
+        if self._others == UNKNOWN:
+            self._others = self._needed_by_others(group)
         spare = self.num_free - self._others
         if spare <= 0 and self._pinned_room[group]:
             return None
