@@ -1,5 +1,7 @@
 """What generate() does with a cache beside greedy steps: beams, samples, drafts, chats, encoders."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the bridge needs torch and transformers")
@@ -127,6 +129,26 @@ def test_sequences_can_be_reordered_repeated_and_chosen(name, tiny):
         strict=True,
     )
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_copy_goes_on_by_itself_and_shares_whole_blocks(name, tiny):
+    model, ids = tiny.make(name), tiny.ids(1, 60)
+    ours, theirs = paged(model), DynamicCache(config=model.config)
+    tiny.steps(model, ids[:, :30], ours, [30])
+    held = ours.statistics().held_bytes
+    twin = copy.deepcopy(ours)
+    assert twin.statistics().held_bytes < 2 * held
+    tiny.steps(model, ids[:, :30], theirs, [30])
+    for cache in (twin, ours):
+        reference = copy.deepcopy(theirs)
+        rest = tiny.ids(1, 25, seed=4 if cache is twin else 5)
+        pairs = zip(
+            tiny.steps(model, rest, cache, [1, 20, 1, 1], poisoned=True),
+            tiny.steps(model, rest, reference, [1, 20, 1, 1]),
+            strict=True,
+        )
+        assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_reset_gives_all_blocks_back_and_starts_anew(tiny):

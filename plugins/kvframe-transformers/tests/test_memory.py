@@ -121,6 +121,20 @@ def test_quantised_keys_and_values_take_less_and_stay_within_the_bound(model_nam
     assert error < spread * {"fp8": 0.1, "int8_per_token_head": 0.05, "int4_per_token_head": 0.5}[name]
 
 
+def test_a_plain_dtype_of_its_own_is_rounded_to_and_read_back_in_the_models(tiny):
+    model, ids = tiny.make("gemma3"), tiny.ids(2, 40)
+    ours = PagedCache.for_model(model, "1MiB", block_size=BLOCK, cache_dtype="bfloat16")
+    reference = DynamicCache(config=model.config)
+    for cache in (ours, reference):
+        tiny.steps(model, ids, cache, [40])
+    kept, want = ours.layers[0].keys, reference.layers[0].keys
+    assert torch.equal(kept, want.to(torch.bfloat16))
+    (logits,) = tiny.steps(model, ids[:, :1], ours, [1])
+    (expected,) = tiny.steps(model, ids[:, :1], reference, [1])
+    assert logits.dtype is torch.float32
+    assert (logits - expected).abs().mean() < 0.02 * expected.std()
+
+
 def test_states_stay_exact_when_tokens_are_quantised(tiny):
     model = tiny.make("bamba")
     ours = PagedCache.for_model(model, "1MiB", block_size=BLOCK, cache_dtype="int8_per_token_head")

@@ -21,10 +21,17 @@ class _Paged:
     """What both caches do with all layers at once."""
 
     _session: Session
+    _roles: Roles
 
-    def _own(self, session: Session) -> None:
-        self._session = session
-        weakref.finalize(self, session.close)
+    def _own(self, session: Session, roles: Roles) -> None:
+        self._session, self._roles = session, roles
+        weakref.finalize(self, session.engine.abandon, session)
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        """A second cache with the same tokens in the same pool: whole blocks are shared, not copied."""
+        kind: Any = type(self)
+        twin: Self = kind(self._session.twin(), self._roles)
+        return twin
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """The sequences become those with these indices; whole blocks are shared, not copied."""
@@ -97,7 +104,7 @@ class PagedCache(_Paged, Cache):  # type: ignore[misc]
 
     def __init__(self, session: Session, roles: Roles) -> None:
         super().__init__(layers=roles.layers(session))
-        self._own(session)
+        self._own(session, roles)
 
     @classmethod
     def for_model(
@@ -140,4 +147,4 @@ class PagedEncoderDecoderCache(_Paged, EncoderDecoderCache):  # type: ignore[mis
     def __init__(self, session: Session, roles: Roles) -> None:
         own, cross = PagedCache(session, roles), Cache(layers=roles.cross_layers(session))
         super().__init__(own, cross)
-        self._own(session)
+        self._own(session, roles)

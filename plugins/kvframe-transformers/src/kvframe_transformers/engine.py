@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,8 +53,28 @@ class Engine:
         self.step_tokens = planned.engine.max_in_flight_tokens
         self._peaks = [0] * len(groups)
         self._active: Session | None = None
+        self._busy = 0
+        self._orphans: list[Session] = []
 
     # --- one pass after the other ---
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Blocks are changing hands: sessions whose caches become garbage meanwhile are closed afterwards."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            while self._orphans and not self._busy:
+                self._orphans.pop().close()
+
+    def abandon(self, session: Session) -> None:
+        """A session's cache is garbage, which a collector may find out at any moment."""
+        if self._busy:
+            self._orphans.append(session)
+        else:
+            session.close()
 
     def enter(self, session: Session) -> None:
         """A session goes on: what another left unfinished is settled first."""

@@ -76,7 +76,8 @@ class Forward:
     _read: dict[tuple[int, int], torch.Tensor] = attrs.field(factory=dict)
     _whole: dict[tuple[int, int], torch.Tensor] = attrs.field(factory=dict)
     _seen: dict[Hashable, torch.Tensor] = attrs.field(factory=dict)
-    _write: dict[int, tuple[torch.Tensor, torch.Tensor]] = attrs.field(factory=dict)
+    _write: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = attrs.field(factory=dict)
+    _stored: dict[Hashable, torch.Tensor] = attrs.field(factory=dict)
 
     def read_slots(self, group: int, tokens: TokenMap, first: int) -> torch.Tensor:
         """[B, start - first], where a layer finds the tokens that it stored before, from column `first` on."""
@@ -93,17 +94,25 @@ class Forward:
             self._seen[key] = plane.index(self._whole[group, first])
         return self._seen[key]
 
-    def write_slots(self, group: int, tokens: TokenMap) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a group stores of this pass: positions in the flat [B * new] batch, and their slots."""
+    def write_slots(self, group: int, tokens: TokenMap) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """What a group stores of this pass: positions in the flat [B * new] batch, None for all; and their slots."""
         if group not in self._write:
+            found: tuple[torch.Tensor | None, torch.Tensor]
             if group in self.recycled:
                 found = self._recycled_slots(group, tokens)
             else:
                 slots = self.places.slots_of(group, tokens, self.start, self.stop).reshape(-1)
                 chosen = (slots >= tokens.states).nonzero().squeeze(1)  # those of the null block come first
-                found = (chosen, slots[chosen])
+                found = (None, slots) if len(chosen) == len(slots) else (chosen, slots[chosen])
             self._write[group] = found
         return self._write[group]
+
+    def write_index(self, group: int, tokens: TokenMap, plane: Plane) -> torch.Tensor:
+        """The rows of a plane that `write_slots` stands for."""
+        key = (group, plane.key)
+        if key not in self._stored:
+            self._stored[key] = plane.rows.of_tokens(self.write_slots(group, tokens)[1])
+        return self._stored[key]
 
     def _recycled_slots(self, group: int, tokens: TokenMap) -> tuple[torch.Tensor, torch.Tensor]:
         """As `write_slots`, for blocks of which some are no longer in the tables."""

@@ -76,7 +76,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if store.planes is not None and forward.stored_whole:
             store.store(forward, key_states, value_states)
             seen = tuple(
-                plane.take(forward.seen_index(store.group, store.tokens, first, plane), batch)
+                plane.take(forward.seen_index(store.group, store.tokens, first, plane), batch).to(
+                    key_states.dtype
+                )
                 for plane in store.planes
             )
         else:

@@ -21,17 +21,18 @@ class Plane:
     Args:
         rows: of one token and head.
         heads: KV heads.
+        key: equal for planes that lie alike, whose indices are the same.
     """
 
     rows: Rows
     heads: int
+    key: Hashable = attrs.field(init=False)
 
-    @property
-    def key(self) -> Hashable:
-        """Equal for planes that lie alike, whose indices are the same."""
-        along = self.rows.along
-        heads = () if along is None else tuple(along.tolist())
-        return (self.rows.block_step, self.rows.state_step, self.rows.states, heads)
+    @key.default
+    def _key(self) -> Hashable:
+        rows = self.rows
+        heads = () if rows.along is None else tuple(rows.along.tolist())
+        return (rows.block_step, rows.state_step, rows.states, heads)
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:
         """The rows of slots [B, T], head by head: [B * heads * T]."""
@@ -42,6 +43,10 @@ class Plane:
         """[batch, heads, T, width], contiguous."""
         found = self.rows.table.index_select(0, index).view(self.rows.dtype)
         return found.view(batch, self.heads, -1, found.shape[-1])
+
+    def put(self, index: torch.Tensor, values: torch.Tensor) -> None:
+        """Overwrite the rows that `Rows.of_tokens` gave with values [K, heads, width]."""
+        self.rows.put(index, values.to(self.rows.dtype))
 
 
 def planes(cells: torch.Tensor, codec: CellCodec) -> tuple[Plane, Plane] | None:

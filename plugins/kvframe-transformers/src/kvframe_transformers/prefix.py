@@ -83,12 +83,13 @@ class PrefixFinder:
             PoolFullError: there is no room to hold it.
         """
         engine = self._engine
-        engine.settle()
-        engine.manager.start_step()
-        rows: list[Row] | None = None
-        while rows is None:
-            found, column = self._search(batch)
-            rows = self._hold(batch, found, more)
+        with engine.working():
+            engine.settle()
+            engine.manager.start_step()
+            rows: list[Row] | None = None
+            while rows is None:
+                found, column = self._search(batch)
+                rows = self._hold(batch, found, more)
         counts = engine.counts
         counts.prompts += len(batch)
         for prompt, have in zip(batch, found, strict=True):

@@ -106,11 +106,18 @@ class Session:
             CacheStateError: the cache is closed, or a pass before did not finish.
             UsageError: batch, ids or length are not what the cache was made for.
         """
+        with self.engine.working():
+            return self._begun(batch, new, ids, pads or [None] * batch, masked=pads is not None)
+
+    def _begun(
+        self, batch: int, new: int, ids: torch.Tensor | None, pads: Sequence[int | None], masked: bool
+    ) -> Forward:
         self.engine.enter(self)
         self.settle()
-        self._match(batch, pads or [None] * batch)
+        self._match(batch, pads)
         self._check_length(new)
-        self._check_mask(pads)
+        if masked:
+            self._check_mask(pads)
         for row in self._rows():
             if row.slot >= 0:
                 self.engine.tell(row, row.count(self.length))
@@ -229,9 +236,9 @@ class Session:
             )
             raise UsageError(option="tokens", value=f"{longest:,}", rule=rule)
 
-    def _check_mask(self, pads: Sequence[int | None] | None) -> None:
+    def _check_mask(self, pads: Sequence[int | None]) -> None:
         """What others may find must not depend on a mask."""
-        if self.tracked and pads is not None and [row.pad for row in self._rows()] != list(pads):
+        if self.tracked and [row.pad for row in self._rows()] != list(pads):
             rule = "must be what the pool was told, and hide nothing but padding on the left: give it to both"
             raise UsageError(option="attention_mask", value=None, rule=rule)
 
@@ -409,6 +416,11 @@ class Session:
         """The sequences become those with these indices, some perhaps several times."""
         if self.rows is None and not self.closed:
             return  # nothing is stored yet
+        with self.engine.working():
+            self._choose(indices)
+
+    def _choose(self, indices: Sequence[int]) -> None:
+        self.engine.enter(self)
         self.settle()
         rows = self._rows()
         kept = set(indices)
@@ -420,6 +432,18 @@ class Session:
             chosen.append(self._twin(rows[at]) if at in used else rows[at])
             used.add(at)
         self.rows = chosen
+
+    def twin(self) -> Session:
+        """A second session with the same tokens."""
+        if self.rows is None and not self.closed:
+            return Session(self.engine)
+        with self.engine.working():
+            self.engine.enter(self)
+            self.settle()
+            twin = Session(self.engine, [self._twin(row) for row in self._rows()], self.length)
+        twin.seen, twin.cross_seen = dict(self.seen), dict(self.cross_seen)
+        twin.encoder_len, twin.recording = self.encoder_len, self.recording
+        return twin
 
     def _twin(self, row: Row) -> Row:
         tokens = None if row.tokens is None else list(row.tokens)

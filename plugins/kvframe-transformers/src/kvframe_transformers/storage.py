@@ -60,7 +60,12 @@ class TokenStore:
     def store(self, forward: Forward, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store the new columns of a pass, [batch, heads, new, width]."""
         chosen, slots = forward.write_slots(self.group, self.tokens)
-        self.write(slots, flat(key)[chosen], flat(value)[chosen])
+        sides = [flat(side) if chosen is None else flat(side)[chosen] for side in (key, value)]
+        if self.planes is None:
+            self.write(slots, *sides)
+            return
+        for plane, side in zip(self.planes, sides, strict=True):
+            plane.put(forward.write_index(self.group, self.tokens, plane), side)
 
     def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store tokens.
