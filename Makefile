@@ -73,7 +73,7 @@ bench: $(STAMPS)/test ## Measure start-up, planner, operations and block manager
 	$(BIN)/python benchmarks/churn.py --requests 10000
 
 bench-vllm: $(VLLM_PYTHON) ## Measure the manager inside vLLM's scheduler, 256 running requests, against its bar
-	OMP_NUM_THREADS=1 $(VLLM_PYTHON) benchmarks/vllm_steps.py 2>/dev/null
+	OMP_NUM_THREADS=1 VLLM_LOGGING_LEVEL=ERROR $(VLLM_PYTHON) benchmarks/vllm_steps.py
 
 docs: $(STAMPS)/docs ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

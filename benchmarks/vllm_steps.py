@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 import statistics
 import sys
@@ -238,7 +239,8 @@ def main() -> None:
         f"time in the manager: {ratio:.1f} times less than stock (bar {BAR:.0f}: {verdict}); "
         f"schedule {faster:.1f} times less"
     )
-    sys.exit(0 if ratio >= BAR else 1)
+    sys.stdout.flush()
+    os._exit(0 if ratio >= BAR else 1)  # at the usual end compiled libraries list what they leak
 
 
 if __name__ == "__main__":
