@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from kvframe.planning import Limits
-from kvframe.simulate import Lengths, RandomStream, run_case
+from kvframe.simulate import Lengths, Pace, RandomStream, run_case
 from tests.simulate.bytewise import bytewise
 from tests.simulate.models import GIB, HYBRIDS, chats, hybrid_case
 
@@ -29,6 +29,7 @@ BARS = {
     "nemotron-h-8b": 0.99,
 }
 SECONDS = 60.0
+FILL = Pace(ramp=0.1)  # the pool is full after some thousand requests
 DOCUMENTS = {
     "gemma-3-27b": 10,
     "20 full + 30 sliding": 10,
@@ -44,7 +45,8 @@ def churn(name: str, requests: int, memory: int) -> dict[str, Any]:
     found: dict[str, Any] = {"model": name, "bar": BARS[name]}
     for strategy in ("engine", "optimal"):
         start = time.thread_time()
-        result = run_case(hybrid_case(name, chats(requests), memory=memory, strategy=strategy))
+        case = hybrid_case(name, chats(requests), memory=memory, strategy=strategy, pace=FILL)
+        result = run_case(case)
         found[strategy] = {
             "seconds": time.thread_time() - start,
             "alive": result.alive_at_first_refusal,

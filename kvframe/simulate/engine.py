@@ -104,13 +104,17 @@ class Engine:
             stepped = self._step()
             self.counts.note_round(alive, stepped)
             prefilled = self._admit()
-            # The worker would copy and zero blocks now; what is on its lists is held until they are taken.
-            self.manager.take_copies()
-            self.manager.take_fresh()
+            self._work()
             self.counts.note_round(len(self._running), prefilled)
             self._now += stepped + prefilled
         self.counts.seconds = self._now
         return self.counts
+
+    def _work(self) -> None:
+        """The worker copies and zeroes, in one of a round's many steps; until then what is on its lists is held."""
+        if self.manager.has_copies:
+            self.manager.take_copies()
+        self.manager.take_fresh()
 
     # --- the queue ---
 
@@ -130,6 +134,7 @@ class Engine:
         later: list[_Run] = []
         prefilled = 0
         while self._waiting and not (self._ramping and len(self._running) >= self._limit):
+            self._work()
             run = self._prepare(self._waiting[0])
             hit = self.manager.lookup(run.request)
             size = max(1, self._chunk(hit.tokens, run.known, hit.junction))
@@ -217,6 +222,7 @@ class Engine:
         """Give rows room for their next tokens; preempt the youngest requests until there is room."""
         if not new.any():
             return
+        self._work()
         result = self.manager.step(rows, new)
         stuck = _slots(result)
         if stuck:
