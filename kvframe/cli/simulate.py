@@ -14,7 +14,6 @@ import click
 
 from kvframe.cli.model import model_options
 from kvframe.cli.options import new_file, parse_numbers, parse_size
-from kvframe.cli.plugin_options import PlanCommand
 from kvframe.errors import UsageError
 from kvframe.plugins import load_plugins
 
@@ -134,7 +133,7 @@ def _engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("simulate", cls=PlanCommand, epilog=_EPILOG)
+@click.command("simulate", epilog=_EPILOG)
 @model_options
 @click.option(
     "--memory", type=_sizes, required=True, metavar="SIZE,…", help="Memory for the cache on one rank."
@@ -224,7 +223,7 @@ def _cases(path: Path, options: dict[str, Any], stream: RandomStream | RecordedS
     host = load_plugins()
     pace = Pace(**{name: options[name] for name in ("token_seconds", "prefill_rate", "quantum", "chunk")})
     for block in options["block_size"]:
-        asked = PlanRequest.read(path, host, _plan_options(options, block), command.extras(options))
+        asked = PlanRequest.read(path, host, _plan_options(options, block), {})
         for memory, strategy, eviction in product(
             options["memory"], options["strategy"], options["eviction"]
         ):
