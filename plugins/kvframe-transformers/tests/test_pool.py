@@ -1,5 +1,6 @@
 """A pool serves beginnings that it has seen, and only the rest is computed; a forward hook counts."""
 
+import copy
 import gc
 
 import pytest
@@ -155,6 +156,21 @@ def test_a_full_pool_says_what_would_fit_and_goes_on(tiny):
     longer = torch.cat([first, tiny.ids(1, 3)], 1)
     assert torch.equal(tiny.greedy(model, longer, 5, held), tiny.greedy(model, longer, 5))
     held.close()
+
+
+def test_beams_and_copies_for_which_there_is_no_room_give_everything_back(tiny):
+    model = tiny.make("llama")
+    pool = pool_of(model, "16KiB", max_model_len=60, prefix_caching=False)  # 15 blocks of 4 tokens
+    cache = pool.cache()
+    tiny.steps(model, tiny.ids(1, 58), cache, [58])  # 15 blocks, the last of them partly used
+    with pytest.raises(PoolFullError, match="1 of group"):
+        copy.deepcopy(cache)
+    tiny.steps(model, tiny.ids(1, 1), cache, [1])  # the original goes on
+    with pytest.raises(PoolFullError):
+        cache.batch_repeat_interleave(2)
+    assert pool.statistics().held_bytes == 0
+    fresh = pool.cache()
+    tiny.steps(model, tiny.ids(1, 60), fresh, [60])
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])

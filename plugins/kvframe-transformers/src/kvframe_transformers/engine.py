@@ -17,7 +17,8 @@ from kvframe_transformers.statistics import Counts, GroupStatistics, PoolStatist
 from kvframe_transformers.storage import Storage, block_bytes
 
 if TYPE_CHECKING:
-    from kvframe_transformers.session import Row, Session
+    from kvframe_transformers.rows import Row
+    from kvframe_transformers.session import Session
 
 
 class Engine:

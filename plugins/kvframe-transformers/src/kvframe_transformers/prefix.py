@@ -11,7 +11,7 @@ import torch
 from kvframe.blocks import Admission, BlockRequest, Hit, Refused, Served
 from kvframe.errors import UsageError
 from kvframe_transformers.engine import Engine
-from kvframe_transformers.session import Row
+from kvframe_transformers.rows import Row
 
 
 @attrs.frozen(kw_only=True)

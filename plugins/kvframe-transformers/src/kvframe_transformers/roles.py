@@ -10,14 +10,9 @@ from transformers.cache_utils import DummyLayer, get_layer_types_and_kwargs
 
 from kvframe.errors import UsageError
 from kvframe.models import ModelSpecs
-from kvframe_transformers.layers import (
-    PagedCrossLayer,
-    PagedHybridLayer,
-    PagedLayer,
-    PagedStateLayer,
-    PagedWindowLayer,
-)
+from kvframe_transformers.layers import PagedCrossLayer, PagedLayer, PagedWindowLayer
 from kvframe_transformers.session import Session
+from kvframe_transformers.state_layers import PagedHybridLayer, PagedStateLayer
 
 # transformers' word for a layer to the kinds of kvframe that keep what such a layer is shown
 _TOKENS: Mapping[str, frozenset[str]] = {

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import attrs
-import numpy as np
 import torch
 
-from kvframe.blocks import Admission, BlockRequest, Refused, Served
+from kvframe.blocks import Refused
 from kvframe.errors import UsageError
 from kvframe_transformers.engine import Engine
 from kvframe_transformers.errors import CacheStateError
-from kvframe_transformers.forward import Forward, Numbers, Places, entries_of, state_blocks, still_own
-
-
-@attrs.define(kw_only=True, eq=False)
-class Row:
-    """One sequence of a batch.
-
-    Args:
-        slot: its row in the block manager, -1 before its first token.
-        pad: columns before its first token.
-        tokens: the ids of all its columns from `pad` on that are known; None: nobody says them, and it has no keys.
-        request: what the manager is asked to admit.
-    """
-
-    slot: int = -1
-    pad: int = 0
-    tokens: list[int] | None = None
-    request: BlockRequest
-
-    def count(self, column: int) -> int:
-        """Its tokens before a column."""
-        return max(0, column - self.pad)
+from kvframe_transformers.forward import Forward, Places
+from kvframe_transformers.loans import Loans
+from kvframe_transformers.rows import Row, check_length, check_padding, learn
+from kvframe_transformers.taking import Taker, places_of
 
 
 class Session:
@@ -60,7 +39,7 @@ class Session:
         self.closed = False
         self._unsettled = 0
         self._forward: Forward | None = None
-        self._loans: dict[tuple[str, str], torch.Tensor] = {}
+        self._loans = Loans(self.engine)
         self._deferred: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     # --- a forward pass ---
@@ -115,20 +94,30 @@ class Session:
         self.engine.enter(self)
         self.settle()
         self._match(batch, pads)
-        self._check_length(new)
-        if masked:
-            self._check_mask(pads)
+        check_length(self._rows(), self.length + new, self.engine)
+        if masked and self.tracked:
+            check_padding(self._rows(), pads)
         for row in self._rows():
             if row.slot >= 0:
                 self.engine.tell(row, row.count(self.length))
-        self._learn(ids, new)
+        if self.tracked:
+            learn(self._rows(), ids, self.length, new)
         start, self.length = self.length, self.length + new
         self._forward = Forward(start=start, stop=self.length, unwritten=set(self.engine.written_layers))
+        self._unsettled = self._unsettled if self.recording else 0
+        taker = Taker(
+            self.engine,
+            self._rows(),
+            encoder_len=self.encoder_len,
+            unsettled=self._unsettled,
+            make_room=self._make_room,
+        )
         try:
-            self._take_blocks(self._forward)
+            taker.take(self._forward, whole=self.recording)
         except BaseException:
             self.abort()
             raise
+        self._unsettled += new if self.recording else 0
         self.engine.counts.computed += sum(row.count(self.length) - row.count(start) for row in self._rows())
         self.engine.note_peak()
         return self._forward
@@ -203,10 +192,20 @@ class Session:
             for row in rows:
                 if row.slot >= 0:
                     self.engine.forget(row.slot, row.count(forward.start))
-        self._loans.clear()
+        self._loans.drop()
         for row in rows:
             row.tokens = None  # a pool keeps no row whose tokens are unknown
         self.close()
+
+    @property
+    def loans(self) -> Loans:
+        """The states that the model has in hand."""
+        return self._loans.of(self._rows(), self.length, self._forward)
+
+    def check_in(self) -> None:
+        """Store the states that the model has changed in place."""
+        if self.rows is not None:
+            self.loans.check_in()
 
     def _rows(self) -> list[Row]:
         if self.closed or self.rows is None:
@@ -227,188 +226,13 @@ class Session:
         # generate() repeats each prompt for its beams, or for the sequences that it returns
         self.select([index for index in range(len(rows)) for _ in range(batch // len(rows))])
 
-    def _check_length(self, new: int) -> None:
-        longest = max((row.count(self.length + new) for row in self._rows()), default=0)
-        limit = self.engine.planned.engine.max_model_len
-        if longest > limit and self.engine.token_layers:
-            rule = (
-                f"the cache was made for {limit:,} tokens a sequence: give for_model a larger max_model_len"
-            )
-            raise UsageError(option="tokens", value=f"{longest:,}", rule=rule)
-
-    def _check_mask(self, pads: Sequence[int | None]) -> None:
-        """What others may find must not depend on a mask."""
-        if self.tracked and [row.pad for row in self._rows()] != list(pads):
-            rule = "must be what the pool was told, and hide nothing but padding on the left: give it to both"
-            raise UsageError(option="attention_mask", value=None, rule=rule)
-
-    def _learn(self, ids: torch.Tensor | None, new: int) -> None:
-        """Compare ids with those that are known, and note the new ones."""
-        if not self.tracked:
-            return
-        if ids is None:
-            rule = "are needed: blocks are found by them"
-            raise UsageError(option="input_ids", value=None, rule=rule)
-        for row, given in zip(self._rows(), ids.tolist(), strict=True):
-            tokens = row.tokens if row.tokens is not None else []
-            before, after = row.count(self.length), row.count(self.length + new)
-            fresh = given[len(given) - (after - before) :]
-            if tokens[before:after] != fresh[: len(tokens) - before]:
-                rule = f"are not those that the cache was made for, from token {before:,} on"
-                raise UsageError(option="input_ids", value=None, rule=rule)
-            tokens += fresh[max(0, len(tokens) - before) :]
-
-    # --- blocks ---
-
-    def _take_blocks(self, forward: Forward) -> None:
-        """Blocks for all columns of a pass, a few at a time where earlier ones die meanwhile."""
-        engine, rows, new = self.engine, self._rows(), forward.stop - forward.start
-        before = np.array([row.count(forward.start) for row in rows], np.int64)
-        after = np.array([row.count(forward.stop) for row in rows], np.int64)
-        size = new if self.recording or engine.whole_steps else min(new, engine.step_tokens)
-        if size < new:
-            forward.recycled = {g: [] for g in engine.recycling}
-            forward.early = self._early_reads(forward.start) if forward.start else {}
-        forward.state_from = {g: self._states(g, before) for g in engine.state_groups}
-        engine.manager.start_step()
-        self._unsettled = self._unsettled if self.recording else 0
-        done = before
-        while (done < after).any():
-            goal = np.minimum(after, done + size)
-            self._grow(rows, goal - done)
-            for group, entries in forward.recycled.items():
-                entries += entries_of(self.places.table(group), engine.blocks[group], done, goal)
-            done = goal
-        self._unsettled += new if self.recording else 0
-        forward.recycled = {
-            group: still_own(entries, self._keeper(group)) for group, entries in forward.recycled.items()
-        }
-        forward.places = self.places
-        forward.stored_whole = 0 < forward.start >= max(row.pad for row in rows) and not forward.recycled
-        forward.state_to = {g: self._states(g, after) for g in engine.state_groups}
-
     @property
     def places(self) -> Places:
         """Where the batch's tokens lie now."""
-        rows = self._rows()
-        return Places(
-            manager=self.engine.manager,
-            storage=self.engine.storage,
-            slots=np.array([row.slot for row in rows], np.int64),
-            pads=np.array([row.pad for row in rows], np.int64),
-        )
-
-    def _early_reads(self, start: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """What layers that give blocks back read, taken before later blocks of this pass take their place."""
-        found, places = {}, self.places
-        for name, first in self.engine.first_columns(start).items():
-            store = self.engine.storage.tokens[name]
-            slots = places.slots_of(store.group, store.tokens, first, start)
-            found[name] = store.read(slots)
-        return found
-
-    def _states(self, group: int, counts: Numbers) -> Numbers:
-        lifetime = self.engine.planned.blocks.groups[group].lifetime
-        table = self.places.table(group)
-        slots = np.array([row.slot for row in self._rows()])
-        return state_blocks(table, lifetime.block, np.where(slots < 0, 0, counts), lifetime.fixed is not None)
-
-    def _keeper(self, group: int) -> Any:
-        """Whether a block that this pass filled still holds what it was filled with: it is held, or it has its key."""
-        table, rows = self.places.table(group), self._rows()
-
-        def keep(row: int, entry: int, block: int) -> bool:
-            return bool(table[row, entry] == block) or self.engine.has_key(
-                group, block, rows[row].slot, entry
-            )
-
-        return keep
-
-    def _grow(self, rows: list[Row], new: Numbers) -> None:
-        """Blocks for new tokens of each row, all or an error."""
-        engine = self.engine
-        counts = {
-            row.slot: int(count) for row, count in zip(rows, new, strict=True) if row.slot >= 0 and count
-        }
-        waiting = [(row, int(count)) for row, count in zip(rows, new, strict=True) if row.slot < 0 and count]
-        slots = list(counts)
-        while slots:
-            result = engine.manager.step(
-                slots,
-                np.array([counts[slot] for slot in slots], np.int32),
-                in_flight=[self._unsettled] * len(slots),
-                starts=False,
-            )
-            slots = [answer.slot for answer in result.refused if answer.slot is not None]
-            if slots:
-                self._make_room(result.refused[0])
-        engine.run_copies()
-        for row, count in waiting:
-            row.slot = self._admitted(row, count)
-        engine.run_copies()
-
-    def _admitted(self, row: Row, count: int) -> int:
-        engine = self.engine
-        admission = Admission(
-            request=row.request, num_new_tokens=count, encoder_tokens=self.encoder_len, hit=engine.no_hit
-        )
-        while True:
-            (result,) = engine.manager.admit([admission], busy=False)
-            if isinstance(result, Served):
-                return result.slot
-            self._make_room(result if isinstance(result, Refused) else None)
+        return places_of(self.engine, self._rows())
 
     def _make_room(self, refused: Refused | None) -> None:
         self.engine.make_room(refused, self.batch, self.longest, self.abort)
-
-    # --- states that the model changes in place ---
-
-    def lend(self, layer: str, state: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Note that the model may change this tensor; it is stored when another layer asks for its own."""
-        if any(name != layer for name, _ in self._loans):
-            self.check_in()
-        self._loans[layer, state] = tensor
-        return tensor
-
-    def loan(self, layer: str, state: str) -> torch.Tensor | None:
-        """What is lent."""
-        return self._loans.get((layer, state))
-
-    def drop_loan(self, layer: str, state: str) -> None:
-        """The model has given the new state itself."""
-        self._loans.pop((layer, state), None)
-
-    def check_in(self) -> None:
-        """Store what was lent."""
-        loans, self._loans = self._loans, {}
-        for (layer, state), tensor in loans.items():
-            self.write_state(layer, state, tensor)
-
-    def write_state(self, layer: str, state: str, tensor: torch.Tensor) -> None:
-        """Store a state of all rows that have tokens."""
-        forward = self._forward
-        if forward is None:
-            blocks = self._states(self.engine.storage.states[layer].group, self._counts())
-        else:
-            blocks = forward.state_to[self.engine.storage.states[layer].group]
-            forward.unwritten.discard(layer)
-        rows = np.flatnonzero(blocks)
-        index = self.engine.storage.index
-        store = self.engine.storage.states[layer]
-        write = store.write_conv if state == "conv" else store.write_ssm
-        write(index(rows), index(blocks[rows]), tensor)
-
-    def read_blocks(self, layer: str) -> torch.Tensor:
-        """[B], the blocks of the state that the pass starts from."""
-        group = self.engine.storage.states[layer].group
-        if self._forward is not None and layer in self._forward.unwritten:
-            blocks = self._forward.state_from[group]
-        else:
-            blocks = self._states(group, self._counts())
-        return self.engine.storage.index(blocks)
-
-    def _counts(self) -> Numbers:
-        return np.array([row.count(self.length) for row in self._rows()], np.int64)
 
     # --- changes between passes ---
 
@@ -422,35 +246,53 @@ class Session:
     def _choose(self, indices: Sequence[int]) -> None:
         self.engine.enter(self)
         self.settle()
-        rows = self._rows()
-        kept = set(indices)
-        gone = [row.slot for at, row in enumerate(rows) if at not in kept and row.slot >= 0]
-        self.engine.manager.release(gone)
+        rows, kept = self._rows(), set(indices)
+        held = [row for at, row in enumerate(rows) if at in kept]
+        self.rows = held  # what is given up if there is no room
+        self.engine.manager.release([row.slot for row in rows if row not in held and row.slot >= 0])
         used: set[int] = set()
         chosen: list[Row] = []
         for at in indices:
-            chosen.append(self._twin(rows[at]) if at in used else rows[at])
+            if at in used:
+                held.append(self._copied(rows[at], self._make_room))
+                chosen.append(held[-1])
+            else:
+                chosen.append(rows[at])
             used.add(at)
         self.rows = chosen
 
     def twin(self) -> Session:
-        """A second session with the same tokens."""
+        """A second session with the same tokens.
+
+        Raises:
+            PoolFullError: there is no room for it.
+        """
         if self.rows is None and not self.closed:
             return Session(self.engine)
+        copies: list[Row] = []
+
+        def give_up() -> None:
+            self.engine.manager.release([row.slot for row in copies if row.slot >= 0])
+
+        def room(refused: Refused | None) -> None:
+            self.engine.make_room(refused, self.batch, self.longest, give_up)
+
         with self.engine.working():
             self.engine.enter(self)
             self.settle()
-            twin = Session(self.engine, [self._twin(row) for row in self._rows()], self.length)
+            for row in self._rows():
+                copies.append(self._copied(row, room))
+        twin = Session(self.engine, copies, self.length)
         twin.seen, twin.cross_seen = dict(self.seen), dict(self.cross_seen)
         twin.encoder_len, twin.recording = self.encoder_len, self.recording
         return twin
 
-    def _twin(self, row: Row) -> Row:
+    def _copied(self, row: Row, room: Callable[[Refused | None], None]) -> Row:
         tokens = None if row.tokens is None else list(row.tokens)
         if row.slot < 0:
-            request = self.engine.manager.request(tokens or [])
+            request = self.engine.manager.request(tokens or [], prompt=max(1, len(tokens or ())))
             return Row(pad=row.pad, tokens=tokens, request=request)
-        slot = self.engine.fork(row.slot, self._make_room)
+        slot = self.engine.fork(row.slot, room)
         return Row(slot=slot, pad=row.pad, tokens=tokens, request=row.request)
 
     def crop(self, columns: int) -> None:
