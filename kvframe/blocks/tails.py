@@ -108,8 +108,16 @@ class Tails:
 
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Some tokens for one row."""
-        self.store(row)
         chain = self._ledger.request(row).chain
+        if not len(tokens) and self._cursor[row] == self._start[row]:
+            # Nothing waits to be hashed: a chain that its engine hashes takes over what is new there.
+            chain.num_tokens = self._ledger.known_at[row]
+            chain.extend(tokens)
+            self._ledger.known_at[row] = chain.num_tokens
+            if self._hashing:
+                self._note(row, chain)
+            return
+        self.store(row)
         chain.extend(tokens)
         self._ledger.known_at[row] = chain.num_tokens
         self.load(row)
