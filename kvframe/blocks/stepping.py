@@ -21,7 +21,7 @@ Rows = npt.NDArray[np.intp]
 Growing = tuple[GroupRule, int, int, int]  # rule, row, tokens before, tokens after
 ALL_SERVED = StepResult()
 ONE = np.array(1, np.int32)
-FEW = 32  # up to so many events a row at a time costs less than numpy, whose calls find cold caches
+FEW = 80  # up to so many events a row at a time costs less than numpy, whose calls find cold caches
 
 
 class _Call(NamedTuple):
