@@ -57,6 +57,8 @@ OTHER_KINDS = {
     "invalid_plan": "a stored plan that cannot be read",
     "ranks_disagree": "ranks that made different plans",
     "conformance": "a plugin that fails the conformance kit",
+    "event_sink": "a sink of events that cannot be opened or written",
+    "stream": "a stream of requests for the simulator that cannot be read",
 }
 
 
