@@ -87,12 +87,12 @@ class RowOps:
         wanted = -(-min(tokens + lookahead, self._limit) // rule.block) + rule.spare
         return max(0, wanted - self.tables.entries(rule.index, row))
 
-    def grow(self, rule: GroupRule, row: int, start: int, tokens: int, lookahead: int) -> None:
-        """Take what `growth` said."""
+    def grow(self, rule: GroupRule, row: int, start: int, tokens: int, count: int) -> None:
+        """Take the `count` blocks that `growth` said."""
         if rule.state:
             self._grow_state(rule, row, start, tokens)
         else:
-            self.take(rule, row, self.growth(rule, row, start, tokens, lookahead))
+            self.take(rule, row, count)
         self.arm_growth(rule, row)
 
     def take(self, rule: GroupRule, row: int, count: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+
 import attrs
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +59,8 @@ class GroupRule:
         """The entries [lo, hi) that no step from `settled` on reads; empty ranges as (0, 0)."""
         if self.keeps_all:
             return 0, 0
+        if self.deaths_at is not None:
+            return 0, max(0, bisect.bisect_right(self.deaths_at, settled) - 1)
         lo, hi = self.group.lifetime.dead(settled, prompt)
         return (int(lo), int(hi)) if hi > lo else (0, 0)
 
@@ -65,7 +69,7 @@ class GroupRule:
         if self.deaths is None:
             found = self.group.lifetime.next_death(settled, prompt, limit)
             return NEVER if found is None else found
-        dead = int(self.group.lifetime.dead(settled, prompt)[1])
+        dead = self.dead(settled, prompt)[1]
         return int(self.deaths[dead + 1]) if dead + 1 < len(self.deaths) else NEVER
 
 

@@ -186,13 +186,14 @@ class Stepper:
         """Grow what must grow; rows that do not fit stay as they were and are refused."""
         ops = self._ops
         needs = [0] * len(ops.rules)
-        for rule, row, start, after in growing:
-            needs[rule.index] += ops.growth(rule, row, start, after, call.lookahead)
+        counts = [ops.growth(rule, row, start, after, call.lookahead) for rule, row, start, after in growing]
+        for (rule, *_), count in zip(growing, counts, strict=True):
+            needs[rule.index] += count
         if ops.pool.missing(needs):
             return self._grow_in_order(growing, call)
         ops.pool.reserve(needs)
-        for rule, row, start, after in growing:
-            ops.grow(rule, row, start, after, call.lookahead)
+        for (rule, row, start, after), count in zip(growing, counts, strict=True):
+            ops.grow(rule, row, start, after, count)
         return ()
 
     def _grow_in_order(self, growing: list[Growing], call: _Call) -> tuple[Refused, ...]:
@@ -215,7 +216,7 @@ class Stepper:
                 continue
             ops.pool.reserve(needs)
             for rule in rules:
-                ops.grow(rule, row, start, after, call.lookahead)
+                ops.grow(rule, row, start, after, needs[rule.index])
         return tuple(refused)
 
 
