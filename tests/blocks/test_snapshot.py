@@ -185,5 +185,6 @@ def test_kill_9_while_writing_leaves_the_old_or_the_new_one(tmp_path: Path) -> N
     assert seen["kills"] == 200
     assert seen["broken"] == 0
     # Both states were found, and kills left files half written; how many of each is the machine's speed.
-    assert seen["first"] and seen["second"]
+    assert seen["first"]
+    assert seen["second"]
     assert seen["half_written"]
