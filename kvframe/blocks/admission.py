@@ -12,7 +12,7 @@ from kvframe.blocks.limits import Limits
 from kvframe.blocks.requests import Admission
 from kvframe.blocks.results import Deferred, Refused, Served
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import GroupRule
+from kvframe.blocks.rules import GroupRule, by_name
 from kvframe.blocks.state import StateGrowth, exported_position, state_growth
 from kvframe.checks import cdiv
 
@@ -192,8 +192,7 @@ class Admitter:
                 missing = self._limits.over(admission.request.chain.extra.salt, needs, found)
                 reason = "tenant"
             if missing:
-                names = (rule.group.name for rule in self._rules)
-                return Refused(missing=missing, needed=dict(zip(names, needs, strict=True)), reason=reason)
+                return Refused(missing=missing, needed=by_name(self._rules, needs), reason=reason)
         return None
 
     def shortage(self, admission: Admission, busy: bool) -> tuple[Refused, list[list[int]]]:
@@ -204,8 +203,7 @@ class Admitter:
         watermark = self._config.watermark_blocks if busy else 0
         refused = self._refusal(plans, admission, hit, lengths, watermark)
         if refused is None:
-            needed = {rule.group.name: plan.takes for rule, plan in zip(self._rules, plans, strict=True)}
-            refused = Refused(missing=0, needed=needed)
+            refused = Refused(missing=0, needed=by_name(self._rules, [plan.takes for plan in plans]))
         return refused, [plan.found for plan in plans]
 
     def _whole(self, plans: list[_GroupPlan], admission: Admission, hit: Hit, lengths: _Lengths) -> list[int]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import NEVER, GroupRule
+from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.tails import Tails
 
 Rows = npt.NDArray[np.intp]
@@ -38,31 +38,25 @@ class Batches:
         self._ledger, self._tables = ops.ledger, ops.tables
         self._limit = ops.config.max_model_len
         self._thresholds = {kind: ops.ledger.thresholds[e] for e, kind in enumerate(ops.ledger.kinds)}
-        self._flat = tuple(table.reshape(-1) for table in ops.tables.tables)
         self._blocks = tuple(np.array(rule.block, np.int32) for rule in ops.rules)
-        # By entries that are dead already: the count that wakes the row for the next death.
-        self._wakes = {
-            rule.index: np.append(rule.deaths + 1, [NEVER, NEVER]).clip(max=NEVER).astype(np.int32)
-            for rule in ops.rules
-            if rule.deaths is not None
-        }
 
     def bury(self, rule: GroupRule, rows: Rows, settled: Any) -> bool:
         """One entry of each row dies, if that is so for all of them."""
         g, ledger = rule.index, self._ledger
-        if rule.deaths is None:
+        wakes = rule.wakes
+        if wakes is None:
             return False
         freed = ledger.freed[g].take(rows)
-        wakes, now, after = self._wakes[g], settled + ONE, freed + ONE
+        now, after = settled + ONE, freed + ONE
         waking, following = wakes.take(after), wakes.take(after + ONE)
         # Awake for this entry and not yet for the next, and the row has it.
         if (waking > now).nonzero()[0].size or (following <= now).nonzero()[0].size:
             return False
         places = self._tables.starts[g].take(rows) + freed
-        blocks = self._flat[g].take(places).astype(np.intp)
+        blocks = self._tables.flat[g].take(places).astype(np.intp)
         if not blocks[blocks.argmin()]:
             return False
-        self._flat[g][places] = 0
+        self._tables.flat[g][places] = 0
         self._tables.touch_many(g, rows, freed)
         if not self._pool.give_back_many(g, blocks):
             self._pool.give_back(g, blocks.tolist())  # shared blocks, which may come twice
@@ -84,7 +78,7 @@ class Batches:
         entries = tables.length[g].take(rows)
         places = tables.starts[g].take(rows) + entries
         blocks = self._pool.take_many(g, len(rows))
-        self._flat[g][places] = blocks
+        self._tables.flat[g][places] = blocks
         tables.touch_many(g, rows, entries)
         tables.length[g][rows] = entries + ONE
         limits = thresholds.take(rows) + self._blocks[g]
@@ -118,7 +112,7 @@ class Batches:
             rows, ends = rows[ready], ends[ready]
         entries = registered.take(rows)
         places = self._tables.starts[g].take(rows) + entries
-        blocks = self._flat[g].take(places).astype(np.intp)
+        blocks = self._tables.flat[g].take(places).astype(np.intp)
         if not blocks[blocks.argmin()] or cache.index_of[g].any_keyed(blocks):
             return False
         cache.add_whole(g, blocks, self._tails.last(rows), rows, ends)

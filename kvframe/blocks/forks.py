@@ -10,7 +10,7 @@ from kvframe.blocks.limits import Limits
 from kvframe.blocks.requests import BlockRequest
 from kvframe.blocks.results import Deferred, Refused, Served
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import GroupRule
+from kvframe.blocks.rules import GroupRule, by_name
 
 
 class Forker:
@@ -31,8 +31,7 @@ class Forker:
         if not missing and self._limits is not None:
             missing, reason = self._limits.over(request.chain.extra.salt, needs, ()), "tenant"
         if missing:
-            names = (rule.group.name for rule in ops.rules)
-            return Refused(missing=missing, needed=dict(zip(names, needs, strict=True)), reason=reason)
+            return Refused(missing=missing, needed=by_name(ops.rules, needs), reason=reason)
         ops.pool.reserve(needs)
         twin = BlockRequest(prompt=request.prompt, chain=copy.copy(request.chain), junction=request.junction)
         twin.chain.digests = bytearray(request.chain.digests)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kvframe.blocks.accounts import Accounts
 from kvframe.blocks.results import Refused
 from kvframe.blocks.rowops import RowOps
+from kvframe.blocks.rules import by_name
 from kvframe.checks import cdiv
 
 Rows = npt.NDArray[np.intp]
@@ -108,9 +109,10 @@ class HoldBack:
             wanted = sum(need * weight for need, weight in zip(needs, accounts.weights, strict=True))
             excess = held[tenant] + wanted - self._accounts.running_limit[tenant]
             if wanted and excess > 0:
-                needed = {rule.group.name: need for rule, need in zip(ops.rules, needs, strict=True)}
                 missing = cdiv(excess, accounts.whole)
-                waiting[place] = Refused(missing=missing, needed=needed, slot=row, reason="tenant")
+                waiting[place] = Refused(
+                    missing=missing, needed=by_name(ops.rules, needs), slot=row, reason="tenant"
+                )
             else:
                 held[tenant] += wanted
         return waiting

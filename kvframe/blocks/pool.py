@@ -148,14 +148,7 @@ class BlockPool:
         """
         if len(blocks) > FEW and self.give_back_many(group, np.array(blocks, np.intp)):
             return
-        refs, free = self._refs_at, []
-        for block in blocks:
-            left = refs[block] - 1
-            if left < 0:
-                raise not_held(block)
-            refs[block] = left
-            if left == 0:
-                free.append(block)
+        free = let_go(self._refs_at, blocks)
         if self._cache is None:
             self._queue.push_empty(free)
             return
@@ -220,6 +213,25 @@ class BlockPool:
     def check_ids(self, group: int, blocks: Sequence[int]) -> None:
         """Refuse ids that are not blocks of this pool."""
         check_block_ids(blocks, self.num_blocks)
+
+
+def let_go(refs: memoryview, blocks: Sequence[int]) -> list[int]:
+    """Take a reference from each of the blocks; returns those that nobody holds any more, in this order.
+
+    Raises:
+        BlockError: nobody holds one of them; no reference was taken.
+    """
+    free = []
+    for at, block in enumerate(blocks):
+        left = refs[block] - 1
+        if left < 0:
+            for before in blocks[:at]:
+                refs[before] += 1
+            raise not_held(block)
+        refs[block] = left
+        if not left:
+            free.append(block)
+    return free
 
 
 def check_block_ids(blocks: Sequence[int], end: int) -> None:

@@ -55,14 +55,13 @@ class RowOps:
     def bury(self, rule: GroupRule, row: int, settled: int) -> None:
         """Give back the entries that no step from `settled` tokens on reads, the highest first."""
         g, ledger = rule.index, self.ledger
-        freed, length, deaths = ledger.freed_at[g], self.tables.entries(g, row), rule.deaths_at
-        if deaths is not None:
+        freed, length, wakes = ledger.freed_at[g], self.tables.entries(g, row), rule.wakes_at
+        if wakes is not None:
             # The dead range starts at 0 and its end is tabulated.
             start = stop = freed[row]
-            last = len(deaths) - 1
-            while stop < last and deaths[stop + 1] <= settled:
+            while wakes[stop + 1] <= settled + 1:
                 stop += 1
-            ledger.die_at[g][row] = deaths[stop + 1] + 1 if stop < last else NEVER
+            ledger.die_at[g][row] = wakes[stop + 1]
         else:
             lo, stop = rule.dead(settled, ledger.prompt_at[row])
             start = max(lo, freed[row])

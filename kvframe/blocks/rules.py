@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvframe.blocks.arrays import items
 from kvframe.blocks.config import BlockConfig, GroupBlocks
 from kvframe.blocks.publish import Publishing, publishing
 from kvframe.checks import cdiv
@@ -32,6 +34,9 @@ class GroupRule:
         peak: the most entries one request holds at once, for admission.
         deaths: fewest settled tokens at which the entries below k are dead, by k; None: it depends on the prompt.
         deaths_at: the same as a list.
+        wakes: by dead entries, the step's end that wakes a row for the death of the last of them: one more than in
+            `deaths`, since thresholds are compared with a step's end, and NEVER beyond; None where `deaths` is.
+        wakes_at: the same for loops.
         publishing: what it publishes; None if it has no keys.
         drop_last: a state's checkpoint leaves out the last unit for a draft model.
     """
@@ -48,6 +53,8 @@ class GroupRule:
     peak: int
     deaths: npt.NDArray[np.int64] | None
     deaths_at: list[int] | None
+    wakes: npt.NDArray[np.int32] | None
+    wakes_at: memoryview | None
     publishing: Publishing | None
     drop_last: bool
 
@@ -73,6 +80,11 @@ class GroupRule:
         return int(self.deaths[dead + 1]) if dead + 1 < len(self.deaths) else NEVER
 
 
+def by_name(rules: Sequence[GroupRule], needs: Sequence[int]) -> dict[str, int]:
+    """What is said by group, by the groups' names."""
+    return {rule.group.name: need for rule, need in zip(rules, needs, strict=True)}
+
+
 def group_rule(config: BlockConfig, g: int) -> GroupRule:
     """The rule of group `g`."""
     group = config.groups[g]
@@ -83,6 +95,7 @@ def group_rule(config: BlockConfig, g: int) -> GroupRule:
     keyed = config.prefix_caching and group.keyed
     frees = grows and lifetime.recycles
     deaths = _deaths(config, g) if frees else None
+    wakes = None if deaths is None else np.append(deaths + 1, [NEVER, NEVER]).clip(max=NEVER).astype(np.int32)
     return GroupRule(
         index=g,
         group=group,
@@ -96,6 +109,8 @@ def group_rule(config: BlockConfig, g: int) -> GroupRule:
         peak=lifetime.peak(in_flight, config.max_model_len, max_encoder_tokens=config.max_encoder_tokens),
         deaths=deaths,
         deaths_at=None if deaths is None else deaths.tolist(),
+        wakes=wakes,
+        wakes_at=None if wakes is None else items(wakes),
         publishing=publishing(config, g) if keyed else None,
         drop_last=bool(config.draft_groups),
     )

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvframe.blocks.arrays import items
 from kvframe.blocks.hashing import DIGEST_BYTES
 from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import NEVER, GroupRule
+from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.tails import Tails
 
 Values = int | list[int]  # one number for all, or one for each place in the call
@@ -33,13 +32,6 @@ class Singles:
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
         self._limit = ops.config.max_model_len
-        self._flat = tuple(items(table) for table in ops.tables.tables)
-        self._length = tuple(items(row) for row in ops.tables.length)
-        self._wakes = {
-            rule.index: [death + 1 for death in rule.deaths_at] + [NEVER, NEVER]
-            for rule in ops.rules
-            if rule.deaths_at is not None
-        }
 
     def run(
         self,
@@ -122,10 +114,10 @@ class Singles:
 
     def _bury_singly(self, rule: GroupRule, rows: list[int], settled: list[int]) -> bool:
         g, ledger = rule.index, self._ledger
-        wakes, freed, die_at = self._wakes.get(g), ledger.freed_at[g], ledger.die_at[g]
+        wakes, freed, die_at = rule.wakes_at, ledger.freed_at[g], ledger.die_at[g]
         if wakes is None:
             return False
-        flat, width, blocks, places = self._flat[g], self._tables.widths[g], [], []
+        flat, width, blocks, places = self._tables.flat_at[g], self._tables.widths[g], [], []
         for row, tokens in zip(rows, settled, strict=True):
             dead = freed[row]
             place = row * width + dead
@@ -146,7 +138,7 @@ class Singles:
     def _grow(self, rule: GroupRule, rows: list[int]) -> None:
         """One block for each row. The pool has them."""
         g, longest, tokens = rule.index, self._limit + 1, rule.block
-        flat, width, length = self._flat[g], self._tables.widths[g], self._length[g]
+        flat, width, length = self._tables.flat_at[g], self._tables.widths[g], self._tables.length_at[g]
         limits, places = self._ledger.grow_at[g], []
         blocks = self._pool.take(g, len(rows))
         for row, block in zip(rows, blocks, strict=True):
@@ -170,7 +162,7 @@ class Singles:
         if cache is None or publishing is None or not publishing.plain:
             return False
         limits, registered, groups = ledger.key_at[g], ledger.registered_at[g], cache.index_of[g].group_at
-        flat, width, hashed = self._flat[g], self._tables.widths[g], self._tails.hashed_at
+        flat, width, hashed = self._tables.flat_at[g], self._tables.widths[g], self._tails.hashed_at
         data, stride = self._tails.bytes, self._tails.row_bytes
         full, blocks, digests = [], [], []
         for row in rows:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from kvframe.blocks.errors import not_held
+from kvframe.blocks.pool import let_go
 from kvframe.blocks.slab_state import SlabState
 from kvframe.checks import cdiv
 
@@ -205,61 +205,44 @@ class SlabPool(SlabState):
 
     def _release_plain(self, group: int, blocks: list[int]) -> None:
         """Release blocks where none has a key."""
-        refs, k = self._refs_at[group], self.blocks_per_slab[group]
+        k = self.blocks_per_slab[group]
         slabs: dict[int, list[int]] = {}
-        try:
-            for block in blocks:
-                left = refs[block] - 1
-                if left < 0:
-                    raise not_held(block)
-                refs[block] = left
-                if left:
-                    continue
-                slab = block // k
-                if slab in slabs:
-                    slabs[slab].append(block)
-                else:
-                    slabs[slab] = [block]
-        finally:
-            for slab, free in slabs.items():
-                room, held = self._room(slab), self._held[slab]
-                self._held[slab] = held - len(free)
-                self._plain[slab] += free
-                self._rest(group, slab, room, held)
+        for block in let_go(self._refs_at[group], blocks):
+            slab = block // k
+            if slab in slabs:
+                slabs[slab].append(block)
+            else:
+                slabs[slab] = [block]
+        for slab, free in slabs.items():
+            room, held = self._room(slab), self._held[slab]
+            self._held[slab] = held - len(free)
+            self._plain[slab] += free
+            self._rest(group, slab, room, held)
 
     def _release(self, group: int, blocks: list[int], stamp: int) -> None:
-        refs, k = self._refs_at[group], self.blocks_per_slab[group]
+        k, idle = self.blocks_per_slab[group], self._idle[group]
         index = None if self._cache is None else self._cache.index_of[group]
         stamps, flags = self._stamp_at[group], self._is_idle[group]
         cached: list[int] = []
         slabs: dict[int, tuple[int, int]] = {}
-        try:
-            for block in blocks:
-                left = refs[block] - 1
-                if left < 0:
-                    raise not_held(block)
-                refs[block] = left
-                if left:
-                    continue
-                slab = block // k
-                if slab not in slabs:
-                    slabs[slab] = (self._room(slab), self._held[slab])
-                self._held[slab] -= 1
-                if index is not None and block in index:
-                    stamps[block], flags[block] = stamp, 1
-                    self._num_idle[slab] += 1
-                    cached.append(block)
-                else:
-                    self._plain[slab].append(block)
-        finally:
-            idle = self._idle[group]
-            if stamp == LEFT_BEHIND:
-                idle.push_empty(cached)
+        for block in let_go(self._refs_at[group], blocks):
+            slab = block // k
+            if slab not in slabs:
+                slabs[slab] = (self._room(slab), self._held[slab])
+            self._held[slab] -= 1
+            if index is not None and block in index:
+                stamps[block], flags[block] = stamp, 1
+                self._num_idle[slab] += 1
+                cached.append(block)
             else:
-                idle.push_cached(cached)
-            for slab, (room, held) in slabs.items():
-                self._last_use[slab] = max(self._last_use[slab], stamp)
-                self._rest(group, slab, room, held)
+                self._plain[slab].append(block)
+        if stamp == LEFT_BEHIND:
+            idle.push_empty(cached)
+        else:
+            idle.push_cached(cached)
+        for slab, (room, held) in slabs.items():
+            self._last_use[slab] = max(self._last_use[slab], stamp)
+            self._rest(group, slab, room, held)
 
     def _rest(self, group: int, slab: int, room: int, held: int) -> None:
         self._settle(group, slab, room, held)

@@ -13,7 +13,7 @@ from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.results import Refused, StepResult
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import GroupRule
+from kvframe.blocks.rules import GroupRule, by_name
 from kvframe.blocks.singles import Singles
 from kvframe.blocks.tails import Tails
 
@@ -209,9 +209,7 @@ class Stepper:
                 needs[rule.index] = ops.growth(rule, row, start, after, call.lookahead)
             missing = ops.pool.missing(needs)
             if missing:
-                names = (rule.group.name for rule in ops.rules)
-                needed = dict(zip(names, needs, strict=True))
-                refused.append(Refused(missing=missing, needed=needed, slot=row))
+                refused.append(Refused(missing=missing, needed=by_name(ops.rules, needs), slot=row))
                 self._ledger.computed_at[row] = start
                 continue
             ops.pool.reserve(needs)

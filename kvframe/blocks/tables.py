@@ -55,35 +55,36 @@ class BlockTables:
         self._batches: list[tuple[int, Places, Places, Places | None]] = []  # group, slots, starts, stops
         self._all_dirty = False
         self._overflow = 16 * rows + 1024
-        self._items = tuple(items(table) for table in self.tables)
-        self._flat = tuple(table.reshape(-1) for table in self.tables)
-        self._length_at = tuple(items(row) for row in self.length)
+        # The same memory by place, as arrays and for loops.
+        self.flat: tuple[Table, ...] = tuple(table.reshape(-1) for table in self.tables)
+        self.flat_at = tuple(items(table) for table in self.tables)
+        self.length_at = tuple(items(row) for row in self.length)
 
     def row(self, group: int, slot: int) -> Table:
         """A request's entries, null blocks included: a view, valid until the next call."""
-        return self.tables[group][slot, : self._length_at[group][slot]]
+        return self.tables[group][slot, : self.length_at[group][slot]]
 
     def entries(self, group: int, slot: int) -> int:
         """How many entries a request has."""
-        return self._length_at[group][slot]
+        return self.length_at[group][slot]
 
     def get(self, group: int, slot: int, entry: int) -> int:
         """One entry."""
-        return self._items[group][slot * self.widths[group] + entry]
+        return self.flat_at[group][slot * self.widths[group] + entry]
 
     def put(self, group: int, slot: int, entry: int, block: int) -> None:
         """Change one entry that the row has."""
         place = slot * self.widths[group] + entry
-        self._items[group][place] = block
+        self.flat_at[group][place] = block
         self.touch(group, (place,))
 
     def append(self, group: int, slot: int, blocks: Sequence[int] | Places) -> None:
         """Add entries at the end of a row."""
         if not len(blocks):
             return
-        start = self._length_at[group][slot]
+        start = self.length_at[group][slot]
         stop = start + len(blocks)
-        self._length_at[group][slot] = stop
+        self.length_at[group][slot] = stop
         if len(blocks) == 1:
             self.put(group, slot, start, int(blocks[0]))
         else:
@@ -106,18 +107,18 @@ class BlockTables:
 
     def cut_end(self, group: int, slot: int, stop: int) -> list[int]:
         """Shorten a row to `stop` entries; returns the blocks that were beyond, the last first."""
-        blocks = self.cut(group, slot, stop, self._length_at[group][slot])
-        self._length_at[group][slot] = stop
+        blocks = self.cut(group, slot, stop, self.length_at[group][slot])
+        self.length_at[group][slot] = stop
         return blocks
 
     def clear_row(self, group: int, slot: int) -> Places:
         """Empty a row; returns its blocks, the last first."""
-        length = self._length_at[group][slot]
+        length = self.length_at[group][slot]
         row = self.tables[group][slot, :length]
         backwards = row[::-1]
         blocks = backwards[backwards.nonzero()[0]].astype(np.intp)
         row.fill(0)
-        self._length_at[group][slot] = 0
+        self.length_at[group][slot] = 0
         self._touch_range(group, slot, 0, length)
         return blocks
 
@@ -127,7 +128,7 @@ class BlockTables:
         Returns:
             Their blocks, row by row and the last of each first, and whose each is as a place in `slots`.
         """
-        lengths, table = self.length[group].take(slots), self._flat[group]
+        lengths, table = self.length[group].take(slots), self.flat[group]
         owners, ends = np.arange(len(slots)).repeat(lengths), lengths.cumsum()
         places = (self.starts[group].take(slots) + ends - ONE).take(owners) - np.arange(len(owners))
         blocks = table.take(places)

@@ -86,7 +86,6 @@ class TenantManager(KVCacheManager):
         requests = self.ledger.requests
         self._tenant_of = np.array([self._tenant(request) if request else 0 for request in requests], np.intp)
         self._seen = self.tables.length.copy()
-        self._flat = tuple(table.reshape(-1) for table in self.tables.tables)
         self._hold_back = HoldBack(self._ops, self.accounts, self._tenant_of)
         self._gap, self._moved = min((_gap(rule) for rule in self._rules), default=NEVER), 0
         self._safe_for = 0
@@ -235,7 +234,7 @@ class TenantManager(KVCacheManager):
         whose = np.arange(len(rows)).repeat(counts)
         ends: Places = np.cumsum(counts, dtype=np.intp)
         first = self.tables.starts[g].take(rows) + starts - (ends - counts)
-        blocks = self._flat[g].take(first.take(whose) + np.arange(len(whose)))
+        blocks = self.tables.flat[g].take(first.take(whose) + np.arange(len(whose)))
         alive = blocks.nonzero()[0]
         if alive.size:
             tenants = self._tenant_of.take(rows).take(whose.take(alive))

@@ -454,3 +454,14 @@ def test_loops_and_numpy_do_the_same(few: int, seed: int, monkeypatch: pytest.Mo
         return seen
 
     assert story(few) == story(24)
+
+
+def test_a_block_that_nobody_holds_is_refused_and_no_other_is_lost() -> None:
+    manager = manager_of(FULL)
+    slot = admit(manager, manager.request(range(40))).slot
+    held, free = manager.block_ids(slot)[0], manager.num_free
+    with pytest.raises(BlockError, match="nobody holds it"):
+        manager.pool.give_back(0, [held[0], held[1], held[0]])
+    assert (manager.num_free, manager.pool.refs[held].tolist()) == (free, [1] * len(held))
+    manager.release([slot])
+    assert manager.num_free == free + len(held)
