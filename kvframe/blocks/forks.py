@@ -114,6 +114,7 @@ class RollBack:
         """The tokens from `tokens` on were never computed: their blocks go back, without the keys they got."""
         ops, ledger = self._ops, self._ops.ledger
         ledger.computed_at[row] = tokens
+        ledger.moved.append(row)
         for rule in ops.rules:
             if not rule.grows or rule.state:
                 continue

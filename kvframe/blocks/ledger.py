@@ -37,6 +37,8 @@ class Ledger:
         self.freed = np.zeros((groups, rows), np.intp)  # entries below are dead and given back
         self.registered = np.zeros((groups, rows), np.intp)  # entries below were keyed, or passed over
         self.requests: list[BlockRequest | None] = [None] * rows
+        # Rows whose counts or thresholds changed otherwise than by a step of one token; who looks ahead clears it.
+        self.moved: list[int] = []
         self._free_rows = list(range(rows))
 
         tokens = [rule.index for rule in rules if rule.grows and not rule.state]
@@ -68,6 +70,7 @@ class Ledger:
     def open(self, request: BlockRequest) -> int:
         """Give a request the lowest free row."""
         row = heapq.heappop(self._free_rows)
+        self.moved.append(row)
         self.requests[row] = request
         self.computed_at[row] = 0
         self.known_at[row] = request.num_tokens
@@ -81,6 +84,7 @@ class Ledger:
         request = self.request(row)
         self.requests[row] = None
         self.thresholds[:, row] = NEVER
+        self.moved.append(row)
         heapq.heappush(self._free_rows, row)
         return request
 

@@ -173,6 +173,7 @@ class KVCacheManager(Questions):
             self._roll_back.check(row, tokens + later)
         for row, tokens, later in zip(slots, num_tokens, flying, strict=True):
             self.ledger.computed_at[row] = tokens + later
+            self.ledger.moved.append(row)
             if self.cache is not None:
                 self._keying.register(row, min(tokens, self.ledger.known_at[row]))
 

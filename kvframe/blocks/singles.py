@@ -15,6 +15,22 @@ from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.tails import Tails
 
 Values = int | list[int]  # one number for all, or one for each place in the call
+Woken = list[tuple[int, list[int]]]  # kinds of events, in order, each with the places of its rows in the call
+FEW = 80  # up to so many events a row at a time costs less than numpy, whose calls find cold caches
+
+
+def by_kind(events: list[int], count: int) -> Woken:
+    """Events as kind x count + place, in order."""
+    split: Woken = []
+    end = 0
+    for event in events:
+        if event >= end:
+            kind = event // count
+            start, end = kind * count, kind * count + count
+            places: list[int] = []
+            split.append((kind, places))
+        places.append(event - start)
+    return split
 
 
 class Singles:
@@ -34,34 +50,21 @@ class Singles:
         self._limit = ops.config.max_model_len
 
     def run(
-        self,
-        events: list[int],
-        count: int,
-        picked: list[int] | None,
-        new: Values,
-        lookahead: int,
-        in_flight: Values,
+        self, split: Woken, picked: list[int] | None, new: Values, lookahead: int, in_flight: Values
     ) -> bool:
         """Do what the woken rows need: deaths, growth, keys.
 
         Args:
-            events: kind x count + place of each, in order.
-            count: places in the call.
+            split: the places of the woken rows, by kind of event.
             picked: the row of each place; None: place i is row i.
             new, lookahead, in_flight: as in `KVCacheManager.step`.
 
         Returns:
-            Whether it was done. If not, nothing was: a row grows by more than one block, or the pool has too few.
+            Whether it was done. If not, nothing was: there are too many, a row grows by more than one block, or the
+            pool has too few.
         """
-        split: list[tuple[int, list[int]]] = []
-        end = 0
-        for event in events:
-            if event >= end:
-                kind = event // count
-                start, end = kind * count, kind * count + count
-                places: list[int] = []
-                split.append((kind, places))
-            places.append(event - start)
+        if sum([len(places) for _, places in split]) > FEW:
+            return False
         if not self._grow_singly(split, picked, new, lookahead):
             return False
         for kind, places in split:

@@ -14,14 +14,15 @@ from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.results import Refused, StepResult
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import GroupRule, by_name
-from kvframe.blocks.singles import Singles
+from kvframe.blocks.singles import Singles, by_kind
 from kvframe.blocks.tails import Tails
+from kvframe.blocks.wheel import TimingWheel
 
 Rows = npt.NDArray[np.intp]
 Growing = tuple[GroupRule, int, int, int]  # rule, row, tokens before, tokens after
 ALL_SERVED = StepResult()
 ONE = np.array(1, np.int32)
-FEW = 80  # up to so many events a row at a time costs less than numpy, whose calls find cold caches
+FEW = 48  # more rows than these are looked at anew, all of them, where they did not go on as before
 
 
 class _Call(NamedTuple):
@@ -29,7 +30,6 @@ class _Call(NamedTuple):
 
     rows: Rows | None  # None: place i is row i
     places: int  # how many
-    woken: Any  # bool, by kind and place
     new: Any
     lookahead: int
     in_flight: Any
@@ -59,12 +59,67 @@ class Stepper:
         self._limit = ops.config.max_model_len
         self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
         self._views: tuple[Any, ...] = (-1,)
+        self._wheel: TimingWheel | None = None
+        self._steady = 0  # steps of one token for each of the same rows, one after another
+        # Keys of states are what changes the thresholds of another kind of event.
+        self._crossing = frozenset(
+            kind for kind, rule in enumerate(self._rules) if kind >= self._first_key and rule.state
+        )
 
     def step(self, slots: Any, new: Any, lookahead: int, in_flight: Any) -> StepResult:
         """Give every row of `slots` room for its new tokens; see `KVCacheManager.step`."""
+        if slots.__class__ is int and new.__class__ is int and new == 1 and not lookahead:
+            wheel = self._wheel
+            if wheel is None or wheel.count != slots or len(self._ledger.moved) > FEW:
+                wheel = self._look_ahead(slots)
+            if wheel is not None:
+                return self._turn(wheel, in_flight)
+        else:
+            self._look_aside(slots)
+        return self._compare(slots, new if isinstance(new, int) else np.asarray(new), lookahead, in_flight)
+
+    # --- one token for each of the rows 0 … R − 1, as in the step before ---
+
+    def _look_ahead(self, count: int) -> TimingWheel | None:
+        """A wheel, from the third such step in a row on: what came once may not come again."""
+        self._ledger.moved.clear()
+        self._steady = self._steady + 1 if count == self._views[0] else 0
+        self._wheel = TimingWheel(self._ledger, count) if self._steady > 1 else None
+        return self._wheel
+
+    def _look_aside(self, slots: Any) -> None:
+        """Another kind of step is to come: the wheel bears it where it concerns few rows."""
+        moved = self._ledger.moved
+        if self._wheel is None:
+            moved.clear()
+        elif not isinstance(slots, int):
+            moved += slots
+        if isinstance(slots, int) or len(slots) > FEW:
+            self._wheel, self._steady = None, 0
+
+    def _turn(self, wheel: TimingWheel, in_flight: Any) -> StepResult:
+        woken = wheel.turn()
+        np.add(wheel.computed, ONE, wheel.computed)
+        if not woken:
+            return ALL_SERVED
+        if self._singles is None or not self._singles.run(woken, None, 1, 0, _listed(in_flight)):
+            self._wheel = None  # until all is done as it should be
+            call = _Call(None, wheel.count, 1, 0, in_flight)
+            result = self._wake(call, [self._part(call, *some) for some in woken])
+            if result.refused:
+                return result
+            self._wheel = wheel
+        for kind, rows in woken:
+            if kind in self._crossing:
+                self._ledger.moved += rows
+            else:
+                wheel.put(kind, rows)
+        return ALL_SERVED
+
+    # --- any step ---
+
+    def _compare(self, slots: Any, new: Any, lookahead: int, in_flight: Any) -> StepResult:
         ledger = self._ledger
-        if not isinstance(new, int):
-            new = np.asarray(new)
         rows: Rows | None = None
         if isinstance(slots, int):
             if self._views[0] != slots:
@@ -86,13 +141,13 @@ class Stepper:
         events = flat.nonzero()[0]
         if not events.size:
             return ALL_SERVED
-        if self._singles is not None and events.size <= FEW:
+        places = by_kind(events.tolist(), count)
+        if self._singles is not None:
             picked = None if rows is None else rows.tolist()
-            values = new if isinstance(new, int) else new.tolist()
-            flying = in_flight if isinstance(in_flight, int) else np.asarray(in_flight).tolist()
-            if self._singles.run(events.tolist(), count, picked, values, lookahead, flying):
+            if self._singles.run(places, picked, _listed(new), lookahead, _listed(in_flight)):
                 return ALL_SERVED
-        return self._wake(_Call(rows, count, woken, new, lookahead, in_flight))
+        call = _Call(rows, count, new, lookahead, in_flight)
+        return self._wake(call, [self._part(call, *some) for some in places])
 
     def _dense_views(self, count: int) -> tuple[Any, ...]:
         ledger = self._ledger
@@ -100,9 +155,14 @@ class Stepper:
         woken = flat.reshape(len(self._rules), count)
         return count, ledger.computed[:count], ledger.thresholds[:, :count], flat, woken
 
-    def _wake(self, call: _Call) -> StepResult:
+    def _part(self, call: _Call, kind: int, places: list[int]) -> _Part:
+        """The rows that one kind of event woke, as arrays."""
+        at = np.array(places, np.intp)
+        return _Part(kind, self._rules[kind], at, at if call.rows is None else call.rows[at])
+
+    def _wake(self, call: _Call, parts: list[_Part]) -> StepResult:
         """Do what the woken rows need, kind by kind: deaths, growth, keys."""
-        parts, batches = self._parts(call), self._batches
+        batches = self._batches
         growing = [part for part in parts if self._first_growth <= part.kind < self._first_key]
         growth: list[Growing] = []
         if growing and (batches is None or not self._grows_singly(batches, growing, call)):
@@ -124,16 +184,6 @@ class Stepper:
             ):
                 self._register(part, call, refused)
         return StepResult(refused=refused) if refused else ALL_SERVED
-
-    def _parts(self, call: _Call) -> list[_Part]:
-        """The woken rows by kind of event."""
-        parts = []
-        for kind, woken in enumerate(call.woken):
-            places = woken.nonzero()[0]
-            if places.size:
-                rows = places if call.rows is None else call.rows[places]
-                parts.append(_Part(kind, self._rules[kind], places, rows))
-        return parts
 
     def _grows_singly(self, batches: Batches, growing: list[_Part], call: _Call) -> bool:
         """Whether all growth is one block for each woken row, and the pool has them: deaths can only add to it."""
@@ -216,6 +266,12 @@ class Stepper:
             for rule in rules:
                 ops.grow(rule, row, start, after, needs[rule.index])
         return tuple(refused)
+
+
+def _listed(value: Any) -> int | list[int]:
+    """A number, or an array by place as a list."""
+    listed: int | list[int] = value if isinstance(value, int) else np.asarray(value).tolist()
+    return listed
 
 
 def _at(value: Any, part: _Part) -> list[int]:

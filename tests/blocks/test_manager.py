@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvframe.blocks.stepping
+import kvframe.blocks.singles
+import kvframe.blocks.wheel
 from kvframe.blocks import (
     Admission,
     BlockConfig,
@@ -31,6 +32,7 @@ from kvframe.blocks import (
 )
 from kvframe.blocks.publish import prompt_checkpoint, replay_boundaries
 from kvframe.blocks.queues import LruQueue
+from kvframe.blocks.stepping import Stepper
 from kvframe.errors import SpecError
 from kvframe.events import BlockRemoved, BlockStored, Recorder
 from kvframe.lifetime import Lifetime
@@ -432,28 +434,45 @@ def test_chunks_end_where_states_are_kept(
 # --- the two ways to do many rows are one ---
 
 
+def story(seed: int) -> list[Any]:
+    """What a random world looks like after each of some steps."""
+    choices = random.Random(seed)
+    while True:
+        try:
+            config = random_config(choices)
+            break
+        except SpecError:
+            continue
+    config = attrs.evolve(config, max_requests=8, num_blocks=60)
+    world = World(config, choices)
+    seen = []
+    for number in range(60):
+        (world.admit if number % 5 == 0 else world.step)()
+        world.check()
+        seen.append(world.picture())
+    return seen
+
+
 @pytest.mark.parametrize("few", [0, 3, 10**6])
 @pytest.mark.parametrize("seed", range(40))
 def test_loops_and_numpy_do_the_same(few: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def story(limit: int) -> list[Any]:
-        monkeypatch.setattr(kvframe.blocks.stepping, "FEW", limit)
-        choices = random.Random(seed)
-        while True:
-            try:
-                config = random_config(choices)
-                break
-            except SpecError:
-                continue
-        config = attrs.evolve(config, max_requests=8, num_blocks=60)
-        world = World(config, choices)
-        seen = []
-        for number in range(50):
-            (world.admit if number % 5 == 0 else world.step)()
-            world.check()
-            seen.append(world.picture())
-        return seen
+    with monkeypatch.context() as patch:
+        patch.setattr(kvframe.blocks.singles, "FEW", few)
+        other = story(seed)
+    assert other == story(seed)
 
-    assert story(few) == story(24)
+
+@pytest.mark.parametrize("span", [4, 8, 64])
+@pytest.mark.parametrize("seed", range(40))
+def test_looking_ahead_wakes_the_rows_that_comparing_wakes(
+    span: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "_look_ahead", lambda self, count: None)
+        compared = story(seed)
+    monkeypatch.setattr(kvframe.blocks.wheel, "SPAN", span)
+    monkeypatch.setattr(kvframe.blocks.wheel, "_MASK", span - 1)
+    assert story(seed) == compared
 
 
 def test_a_block_that_nobody_holds_is_refused_and_no_other_is_lost() -> None:

@@ -122,6 +122,7 @@ class World:
 
     def __init__(self, config: BlockConfig, random_: random.Random, *, watched: bool = False) -> None:
         self.config, self.random = config, random_
+        self.decoding = False
         self.index, self.salted, self.restored = PrefixIndex(), False, False
         self.pinned: dict[str, tuple[list[int], str | None]] = {}  # tokens, salt
         self.recorder = Recorder([self.hear]) if random_.random() < 0.4 or watched else None
@@ -374,7 +375,8 @@ class World:
         self.make_known()
         count = max(self.rows) + 1
         new = [0] * count
-        decoding = self.random.random() < 0.3  # all rows, a token each
+        # All rows, a token each; mostly for some steps on end, as engines decode.
+        decoding = self.decoding = self.random.random() < (0.8 if self.decoding else 0.3)
         for row, running in self.rows.items():
             new[row] = 1 if decoding else self.chunk(running)
         before = {row: [self.table(g, row) for g in range(len(self.config.groups))] for row in self.rows}
