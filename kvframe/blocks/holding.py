@@ -93,6 +93,7 @@ class HoldBack:
                 for rule in self._ops.rules:
                     if rule.frees:
                         self._ops.bury(rule, row, settled)
+                ledger.moved.append(row)
 
     def _exactly(
         self, rows: Rows, places: list[int], new: npt.NDArray[Any], lookahead: int

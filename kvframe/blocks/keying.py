@@ -92,7 +92,8 @@ class Keying:
             return False
         held = self.tables.get(g, row, entry)
         if held:
-            self.cache.add_first(g, held, chain.digests[at - DIGEST_BYTES : at], block, row, end)
+            digest = bytes(chain.digests[at - DIGEST_BYTES : at])
+            self.cache.add_first(g, held, digest, block, row, end)
         registered[row] = entry + 1
         self.ledger.key_at[g][row] = end + block
         return True

@@ -3,8 +3,8 @@
 A chained hash table. `first[bucket]` is the newest block of a bucket, `after[block]` the one before it. A key may be
 held by several blocks; the oldest that is still there is the one found, as in a dict of insertion-ordered lists.
 
-Keys that come many at once are written at once and linked into their buckets when somebody next asks for a bucket: a
-decoding batch keys a few blocks a step, and linking what several steps brought costs as little as linking one step's.
+Keys are written and linked into their buckets when somebody next asks for a hash: a decoding batch keys a few blocks a
+step, and linking what many steps brought costs little more than linking one step's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ _GROUP_MIX = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 GROUPS = 64  # more groups than any plan has
 _UNLINKED = 64  # arrays of keyed blocks that may wait to be linked
+_UNWRITTEN = 4096  # single blocks that may wait for their hashes to be written, some 200 bytes each
 
 
 class KeyIndex:
@@ -48,7 +48,9 @@ class KeyIndex:
         self._bytes = items(self._words.view(np.uint8))
         self._hashes = self._words.view(HASH).reshape(-1)
         self._flat = self._words.reshape(-1)
-        self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks
+        self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks; older than what is unwritten
+        self._unwritten: list[tuple[list[int] | Blocks, list[bytes]]] = []  # blocks and their hashes
+        self._waiting = 0  # how many are unwritten
         self._word_at = items(self._words)
         self._mixes = [group * _GROUP_MIX & _WORD for group in range(GROUPS)]
 
@@ -62,54 +64,54 @@ class KeyIndex:
 
     def any_keyed(self, blocks: Blocks) -> bool:
         """Whether one of the blocks has a key."""
-        groups = self._group.take(blocks)
-        return bool(groups[groups.argmax()] >= 0)
+        return max(self._group.take(blocks).tolist(), default=-1) >= 0
 
     def all_keyed(self, blocks: Blocks) -> bool:
         """Whether each of the blocks has a key."""
-        groups = self._group.take(blocks)
-        return bool(groups[groups.argmin()] >= 0)
+        return min(self._group.take(blocks).tolist(), default=0) >= 0
 
     def digest(self, block: int) -> bytes:
         """The hash of a block that has a key."""
+        if self.group_at[block] >= GROUPS:
+            self._write()
         return bytes(self._bytes[block * 32 : block * 32 + 32])
 
     def group(self, block: int) -> int:
         """The group of a block's key, -1 if it has none."""
-        return self.group_at[block]
+        group = self.group_at[block]
+        return group - GROUPS if group >= GROUPS else group
 
     def keys_by_group(self, blocks: Blocks) -> list[tuple[int, Blocks, Digests]]:
         """Those of the blocks that have a key of a group, and their hashes, by group."""
+        self._write()
         groups = self._group.take(blocks)
-        split = [(int(g), blocks[groups == g]) for g in np.unique(groups[groups >= 0])]
+        split = [(g, blocks[groups == g]) for g in sorted(set(groups.tolist()) - {-1})]
         return [(g, held, self._words[held]) for g, held in split]
 
     # --- one block ---
 
-    def add(self, block: int, group: int, digest: bytes | bytearray) -> None:
+    def add(self, block: int, group: int, digest: bytes) -> None:
         """Give a block without a key the key (group, digest)."""
         self.add_few([block], group, [digest])
 
-    def add_few(
-        self, blocks: list[int], group: int, digests: Sequence[bytes | bytearray | memoryview]
-    ) -> None:
-        """`add` for some blocks of one group."""
-        if self._unlinked:
+    def add_few(self, blocks: list[int] | Blocks, group: int, digests: list[bytes]) -> None:
+        """`add` for some blocks of one group. What is given must not change after."""
+        if isinstance(blocks, np.ndarray):
+            self._group[blocks] = group + GROUPS
+        else:
+            groups = self.group_at
+            for block in blocks:
+                groups[block] = group + GROUPS
+        self._unwritten.append((blocks, digests))
+        self._waiting += len(digests)
+        if self._waiting > _UNWRITTEN or len(self._unwritten) > _UNWRITTEN:
             self._link()
-        data, words, groups, mask = self._bytes, self._word_at, self.group_at, self._mask
-        first, after, mix = self._first_at, self._after_at, self._mixes[group]
-        for block, digest in zip(blocks, digests, strict=True):
-            data[block * 32 : block * 32 + 32] = digest
-            bucket = (words[4 * block] ^ mix) & mask
-            groups[block] = group
-            after[block] = first[bucket]
-            first[bucket] = block
 
     def remove(self, block: int) -> None:
         """Take the key of a block that has one."""
-        if self._unlinked:
+        if self._unlinked or self.group_at[block] >= GROUPS:
             self._link()
-        group = self.group_at[block]
+        group, self.group_at[block] = self.group_at[block], -1
         bucket = (self._word_at[4 * block] ^ self._mixes[group]) & self._mask
         at, after = self._first_at[bucket], self._after_at
         if at == block:
@@ -118,12 +120,10 @@ class KeyIndex:
             while after[at] != block:
                 at = after[at]
             after[at] = after[block]
-        self.group_at[block] = -1
 
     def find(self, group: int, digest: bytes) -> int:
         """The oldest block with this key, 0 if there is none."""
-        if self._unlinked:
-            self._link()
+        self._link()
         word = int.from_bytes(digest[:8], sys.byteorder)
         at, found = self._first_at[(word ^ self._mixes[group]) & self._mask], 0
         while at:
@@ -136,14 +136,32 @@ class KeyIndex:
 
     def add_many(self, blocks: Blocks, group: int, digests: Digests) -> None:
         """`add` for many blocks; of equal keys the earlier is the older. The array of blocks must not change after."""
+        self._write()
         self._hashes[blocks] = digests.view(HASH).reshape(-1)
         self._group[blocks] = group
         self._unlinked.append((group, blocks))
         if len(self._unlinked) > _UNLINKED:
             self._link()
 
+    def _write(self) -> None:
+        """Write the hashes that wait, whose blocks then wait to be linked."""
+        if not self._unwritten:
+            return
+        unwritten, self._unwritten, self._waiting = self._unwritten, [], 0
+        blocks = np.concatenate([np.asarray(some, np.intp) for some, _ in unwritten])
+        self._hashes[blocks] = np.frombuffer(
+            b"".join(itertools.chain.from_iterable(d for _, d in unwritten)), HASH
+        )
+        groups = self._group.take(blocks) - GROUPS
+        self._group[blocks] = groups
+        for group in set(groups.tolist()):
+            self._unlinked.append((group, blocks[groups == group]))
+
     def _link(self) -> None:
         """Put the blocks that wait into their buckets, those of one group together."""
+        self._write()
+        if not self._unlinked:
+            return
         waiting, self._unlinked = self._unlinked, []
         for group, runs in itertools.groupby(waiting, key=operator.itemgetter(0)):
             self._link_many(np.concatenate([blocks for _, blocks in runs]), group)
@@ -172,8 +190,7 @@ class KeyIndex:
                 self.remove(block)
 
     def _remove_many(self, blocks: Blocks) -> None:
-        if self._unlinked:
-            self._link()
+        self._link()
         groups = self._group.take(blocks)
         keyed = (groups >= 0).nonzero()[0]
         blocks, groups = blocks[keyed], groups[keyed]
@@ -204,8 +221,7 @@ class KeyIndex:
 
     def find_many(self, group: int, digests: Digests) -> npt.NDArray[np.int32]:
         """The oldest block of each key, 0 where there is none."""
-        if self._unlinked:
-            self._link()
+        self._link()
         found = np.zeros(len(digests), np.int32)
         rows = np.arange(len(digests))
         at = self._first.take(self._buckets(digests[:, 0], group))
@@ -226,8 +242,7 @@ class KeyIndex:
 
     def oldest_first(self) -> Blocks:
         """The blocks with a key; of equal keys the older comes first."""
-        if self._unlinked:
-            self._link()
+        self._link()
         levels: list[Blocks] = []
         at: Blocks = self._first[self._first > 0].astype(np.intp)
         while at.size:
@@ -238,12 +253,13 @@ class KeyIndex:
 
     def clear(self) -> None:
         """Take every key."""
-        self._unlinked = []
+        self._unlinked, self._unwritten, self._waiting = [], [], 0
         self._first[:] = 0
         self._group[:] = -1
 
     def distinct(self) -> int:
         """Different keys: blocks that hold the same key count once."""
+        self._write()
         blocks = (self._group >= 0).nonzero()[0]
         keys = np.column_stack((self._words[blocks], self._group[blocks].astype(np.uint64)))
         return len(np.unique(keys, axis=0)) if blocks.size else 0

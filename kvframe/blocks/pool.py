@@ -146,16 +146,17 @@ class BlockPool:
         Raises:
             BlockError: nobody holds one of them.
         """
-        if len(blocks) > FEW and self.give_back_many(group, np.array(blocks, np.intp)):
+        unique = len(blocks) > FEW and len(set(blocks)) == len(blocks)
+        if unique and self.give_back_many(group, np.array(blocks, np.intp)):
             return
         free = let_go(self._refs_at, blocks)
         if self._cache is None:
             self._queue.push_empty(free)
             return
-        index = self._cache.index_of[group]
-        cached = [block for block in free if block in index]
+        keyed = self._cache.index_of[group].group_at
+        cached = [block for block in free if keyed[block] >= 0]
         if len(cached) < len(free):
-            self._queue.push_empty([block for block in free if block not in index] if cached else free)
+            self._queue.push_empty([block for block in free if keyed[block] < 0] if cached else free)
         if cached:
             self._queue.push_cached(cached)
 
@@ -176,8 +177,7 @@ class BlockPool:
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        holders = self.refs.take(blocks)
-        if holders[holders.argmax()] != 1 or holders[holders.argmin()] != 1:
+        if set(self.refs.take(blocks).tolist()) - {1}:
             return False
         self.refs[blocks] = 0
         index = None if self._cache is None else self._cache.index_of[group]

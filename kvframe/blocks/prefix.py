@@ -112,7 +112,7 @@ class PrefixCache:
         self,
         group: int,
         block: int,
-        digest: bytes | bytearray,
+        digest: bytes,
         whole: int,
         row: int = UNKNOWN,
         end: int = 0,
@@ -122,7 +122,24 @@ class PrefixCache:
         if self.watcher is None and block not in index:
             index.add(block, group, digest)
         else:
-            self.add(group, block, bytes(digest), whole, whole, row, end)
+            self.add(group, block, digest, whole, whole, row, end)
+
+    def add_few(
+        self,
+        group: int,
+        blocks: list[int] | Blocks,
+        digests: list[bytes],
+        rows: list[int] | Blocks,
+        ends: list[int] | Blocks,
+    ) -> None:
+        """Key some whole blocks that have no key; `rows` and `ends` by block as in `KeyWatcher.came_many`.
+
+        What is given must not change after.
+        """
+        self.index_of[group].add_few(blocks, group, digests)
+        if self.watcher is not None and digests:
+            words = np.frombuffer(b"".join(digests), np.uint64).reshape(len(digests), -1)
+            self.watcher.came_many(group, words, np.array(rows, np.intp), np.array(ends, np.intp))
 
     def drop(self, group: int, block: int) -> None:
         """Take all keys of a block; none is fine. `group` only says whose id it is."""

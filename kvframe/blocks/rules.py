@@ -37,6 +37,7 @@ class GroupRule:
         wakes: by dead entries, the step's end that wakes a row for the death of the last of them: one more than in
             `deaths`, since thresholds are compared with a step's end, and NEVER beyond; None where `deaths` is.
         wakes_at: the same for loops.
+        steady: after the first entry, one dies with every block of tokens.
         publishing: what it publishes; None if it has no keys.
         drop_last: a state's checkpoint leaves out the last unit for a draft model.
     """
@@ -53,8 +54,9 @@ class GroupRule:
     peak: int
     deaths: npt.NDArray[np.int64] | None
     deaths_at: list[int] | None
-    wakes: npt.NDArray[np.int32] | None
+    wakes: npt.NDArray[np.intp] | None
     wakes_at: memoryview | None
+    steady: bool
     publishing: Publishing | None
     drop_last: bool
 
@@ -95,7 +97,7 @@ def group_rule(config: BlockConfig, g: int) -> GroupRule:
     keyed = config.prefix_caching and group.keyed
     frees = grows and lifetime.recycles
     deaths = _deaths(config, g) if frees else None
-    wakes = None if deaths is None else np.append(deaths + 1, [NEVER, NEVER]).clip(max=NEVER).astype(np.int32)
+    wakes = None if deaths is None else np.append(deaths + 1, [NEVER, NEVER]).clip(max=NEVER).astype(np.intp)
     return GroupRule(
         index=g,
         group=group,
@@ -111,6 +113,7 @@ def group_rule(config: BlockConfig, g: int) -> GroupRule:
         deaths_at=None if deaths is None else deaths.tolist(),
         wakes=wakes,
         wakes_at=None if wakes is None else items(wakes),
+        steady=deaths is not None and bool((np.diff(deaths[1:]) == lifetime.block).all()),
         publishing=publishing(config, g) if keyed else None,
         drop_last=bool(config.draft_groups),
     )

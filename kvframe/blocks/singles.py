@@ -1,195 +1,137 @@
-"""Singles: the common events of a few rows, as plain loops over the arrays' memory.
+"""Singles: the common events of a few rows, as loops over the arrays' memory.
 
-What `Batches` does in numpy; up to some tens of events a loop costs less.
+What `Batches` does in numpy; for a few rows a loop costs less, even for many if the caches are cold.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
 
-from kvframe.blocks.hashing import DIGEST_BYTES
 from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.tails import Tails
-
-Values = int | list[int]  # one number for all, or one for each place in the call
-Woken = list[tuple[int, list[int]]]  # kinds of events, in order, each with the places of its rows in the call
-FEW = 80  # up to so many events a row at a time costs less than numpy, whose calls find cold caches
-
-
-def by_kind(events: list[int], count: int) -> Woken:
-    """Events as kind x count + place, in order."""
-    split: Woken = []
-    end = 0
-    for event in events:
-        if event >= end:
-            kind = event // count
-            start, end = kind * count, kind * count + count
-            places: list[int] = []
-            split.append((kind, places))
-        places.append(event - start)
-    return split
+from kvframe.blocks.wheel import Cohort
 
 
 class Singles:
-    """Runs steps in which few rows wake, where all groups share block ids.
+    """Rows that gain or lose exactly one entry, where all groups share block ids.
 
     Args:
-        ops, keying: the exact operations, for rows that gain or lose more than one entry, and the state.
+        ops, keying: the exact operations, and the state.
         pool: the pool.
         tails: the last hash of every row.
     """
 
     def __init__(self, ops: RowOps, keying: Keying, pool: BlockPool, tails: Tails) -> None:
-        self._ops, self._keying, self._pool, self._tails = ops, keying, pool, tails
-        self._ledger, self._tables = ops.ledger, ops.tables
-        self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
-        self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
-        self._limit = ops.config.max_model_len
+        self._ops, self._keying, self._pool, self._cache = ops, keying, pool, ops.cache
+        self._longest, self._touch = ops.config.max_model_len, ops.tables.touch_some
+        self._computed, self._known = ops.ledger.computed_at, ops.ledger.known_at
+        self._hashed, self._last = tails.hashed_at, tails.last
+        # By group: its table and the length of a row there, then what each kind of event is about.
+        ledger, tables = ops.ledger, ops.tables
+        self._tables = tuple(zip(tables.flat_at, tables.widths, strict=True))
+        self._lengths = {g: (tables.length_at[g], at) for g, at in ledger.grow_at.items()}
+        self._dead = {g: (ledger.freed_at[g], at) for g, at in ledger.die_at.items()}
+        self._keyed = {g: (ledger.registered_at[g], at) for g, at in ledger.key_at.items()}
 
-    def run(
-        self, split: Woken, picked: list[int] | None, new: Values, lookahead: int, in_flight: Values
-    ) -> bool:
-        """Do what the woken rows need: deaths, growth, keys.
+    def bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> bool:
+        """One entry of each row dies, if that is so for all of them.
 
         Args:
-            split: the places of the woken rows, by kind of event.
-            picked: the row of each place; None: place i is row i.
-            new, lookahead, in_flight: as in `KVCacheManager.step`.
-
-        Returns:
-            Whether it was done. If not, nothing was: there are too many, a row grows by more than one block, or the
-            pool has too few.
+            rule, cohort: the group, and the rows.
+            behind: computed tokens that have not settled: of all rows, or an array by row.
         """
-        if sum([len(places) for _, places in split]) > FEW:
-            return False
-        if not self._grow_singly(split, picked, new, lookahead):
-            return False
-        for kind, places in split:
-            rows = places if picked is None else [picked[place] for place in places]
-            if kind < self._first_growth:
-                moved = self._at(new, places)
-                flying = self._at(in_flight, places)
-                self._bury(self._rules[kind], rows, moved, flying)
-            elif kind < self._first_key:
-                self._grow(self._rules[kind], rows)
-            elif not self._register(self._rules[kind], rows):
-                self._register_each(self._rules[kind], rows, self._at(new, places))
-        return True
-
-    @staticmethod
-    def _at(values: Values, places: list[int]) -> Values:
-        return values if isinstance(values, int) else [values[place] for place in places]
-
-    def _grow_singly(
-        self, split: list[tuple[int, list[int]]], picked: list[int] | None, new: Values, lookahead: int
-    ) -> bool:
-        """Whether all growth is one block for each woken row, and the pool has them: deaths can only add to it."""
-        computed, longest, blocks = self._ledger.computed_at, self._limit, 0
-        for kind, places in split:
-            if not self._first_growth <= kind < self._first_key:
-                continue
-            if kind >= self._first_state:
-                return False
-            limits = self._ledger.grow_at[self._rules[kind].index]
-            for place in places:
-                row = place if picked is None else picked[place]
-                moves = isinstance(new, int) or new[place]
-                if not (moves and computed[row] + lookahead == limits[row] <= longest):
-                    return False
-            blocks += len(places)
-        return blocks <= self._pool.num_free
-
-    def _bury(self, rule: GroupRule, rows: list[int], moved: Values, flying: Values) -> None:
-        """One entry of each row dies, or the exact way is taken for all of them."""
-        computed = self._ledger.computed_at
-        if isinstance(moved, int) and isinstance(flying, int):
-            settled = [computed[row] - moved - flying for row in rows]
-        else:
-            steps = [moved] * len(rows) if isinstance(moved, int) else moved
-            waits = [flying] * len(rows) if isinstance(flying, int) else flying
-            settled = [computed[row] - n - f for row, n, f in zip(rows, steps, waits, strict=True)]
-        if not self._bury_singly(rule, rows, settled):
-            for row, tokens in zip(rows, settled, strict=True):
-                self._ops.bury(rule, row, max(tokens, 0))
-
-    def _bury_singly(self, rule: GroupRule, rows: list[int], settled: list[int]) -> bool:
-        g, ledger = rule.index, self._ledger
-        wakes, freed, die_at = rule.wakes_at, ledger.freed_at[g], ledger.die_at[g]
+        g, rows, wakes = rule.index, cohort.rows, rule.wakes_at
         if wakes is None:
             return False
-        flat, width, blocks, places = self._tables.flat_at[g], self._tables.widths[g], [], []
-        for row, tokens in zip(rows, settled, strict=True):
+        (flat, width), (freed, die_at) = self._tables[g], self._dead[g]
+        surely = cohort.sure and rule.steady
+        if not surely and not self._one_dies(rule, rows, wakes, behind):
+            return False
+        blocks, entries = [], []
+        for row in rows:
             dead = freed[row]
-            place = row * width + dead
-            block = flat[place]
-            if not block or wakes[dead + 1] > tokens + 1 or wakes[dead + 2] <= tokens + 1:
+            block = flat[row * width + dead]
+            if not block:
                 return False
             blocks.append(block)
-            places.append(place)
-        for row, place in zip(rows, places, strict=True):
-            dead = freed[row]
-            flat[place] = 0
+            entries.append(dead)
+        for row, dead in zip(rows, entries, strict=True):
+            flat[row * width + dead] = 0
             freed[row] = dead + 1
             die_at[row] = wakes[dead + 2]
-        self._tables.touch(g, places)
+        self._touch(g, rows, entries)
         self._pool.give_back(g, blocks)
+        cohort.again, cohort.facts = rule.block if surely else 0, None
         return True
 
-    def _grow(self, rule: GroupRule, rows: list[int]) -> None:
-        """One block for each row. The pool has them."""
-        g, longest, tokens = rule.index, self._limit + 1, rule.block
-        flat, width, length = self._tables.flat_at[g], self._tables.widths[g], self._tables.length_at[g]
-        limits, places = self._ledger.grow_at[g], []
+    def _one_dies(self, rule: GroupRule, rows: list[int], wakes: memoryview, behind: Any) -> bool:
+        """Whether each row is awake for its entry, and not yet for the next."""
+        computed, (freed, _) = self._computed, self._dead[rule.index]
+        waits: Sequence[int] = [behind] * len(rows) if isinstance(behind, int) else behind[rows].tolist()
+        for row, wait in zip(rows, waits, strict=True):
+            dead, now = freed[row], computed[row] - wait + 1
+            if wakes[dead + 1] > now or wakes[dead + 2] <= now:
+                return False
+        return True
+
+    def grows_singly(self, rule: GroupRule, cohort: Cohort, lookahead: int) -> bool:
+        """Whether each row lacks exactly one entry; never so beyond the longest request."""
+        computed, longest, (_, grow_at) = self._computed, self._longest, self._lengths[rule.index]
+        for row in cohort.rows:  # noqa: SIM110 - a generator costs twice as much
+            if not computed[row] + lookahead == grow_at[row] <= longest:
+                return False
+        return True
+
+    def grow(self, rule: GroupRule, cohort: Cohort) -> None:
+        """One block for each row, which `grows_singly`. The pool has them."""
+        g, rows, tokens, beyond = rule.index, cohort.rows, rule.block, self._longest + 1
+        (flat, width), (length, grow_at), entries = self._tables[g], self._lengths[g], []
         blocks = self._pool.take(g, len(rows))
+        cohort.again, cohort.facts = tokens, None
         for row, block in zip(rows, blocks, strict=True):
-            entry = length[row]
-            place = row * width + entry
-            flat[place] = block
+            entry, limit = length[row], grow_at[row] + tokens
+            flat[row * width + entry] = block
             length[row] = entry + 1
-            places.append(place)
-            limit = limits[row] + tokens
-            limits[row] = limit if limit < longest else longest
-        self._tables.touch(g, places)
+            entries.append(entry)
+            if limit >= beyond:
+                limit, cohort.again = beyond, 0
+            grow_at[row] = limit
+        self._touch(g, rows, entries)
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks
 
-    def _register(self, rule: GroupRule, rows: list[int]) -> bool:
-        """Key the entry that became full in each row, if its hash is the row's last and the group publishes all.
+    def register(self, rule: GroupRule, cohort: Cohort) -> bool:
+        """Key the entry that became full in each row, exactly where it is not the row's last hash that belongs to it.
 
         Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
         """
-        g, ledger, cache, publishing = rule.index, self._ledger, self._ops.cache, rule.publishing
+        g, cache, publishing = rule.index, self._cache, rule.publishing
         if cache is None or publishing is None or not publishing.plain:
             return False
-        limits, registered, groups = ledger.key_at[g], ledger.registered_at[g], cache.index_of[g].group_at
-        flat, width, hashed = self._tables.flat_at[g], self._tables.widths[g], self._tails.hashed_at
-        data, stride = self._tails.bytes, self._tails.row_bytes
-        full, blocks, digests = [], [], []
-        for row in rows:
-            end = limits[row]
-            if hashed[row] < end:
+        (flat, width), (registered, key_at), tokens = self._tables[g], self._keyed[g], rule.block
+        groups, hashed, last = cache.index_of[g].group_at, self._hashed, self._last
+        cohort.again, cohort.facts = tokens if cohort.sure else 0, None
+        full: list[int] = []
+        ends: list[int] = []
+        blocks: list[int] = []
+        for row in cohort.rows:
+            end, entry = key_at[row], registered[row]
+            block = flat[row * width + entry]
+            if hashed[row] == end and block and groups[block] < 0:
+                full.append(row)
+                ends.append(end)
+                blocks.append(block)
+                registered[row] = entry + 1
+                key_at[row] = end + tokens
                 continue
-            block = flat[row * width + registered[row]]
-            if hashed[row] > end or not block or groups[block] >= 0:
-                return False
-            full.append(row)
-            blocks.append(block)
-            digests.append(data[row * stride : row * stride + DIGEST_BYTES])
-        cache.index_of[g].add_few(blocks, g, digests)
-        if cache.watcher is not None and full:
-            slots = np.array(full, np.intp)
-            cache.watcher.came_many(g, self._tails.last(slots), slots, np.array([limits[r] for r in full]))
-        for row in full:
-            registered[row] += 1
-            limits[row] += rule.block
+            cohort.again = 0
+            if hashed[row] >= end:
+                cache.add_few(g, blocks, last(full), full, ends)
+                full, ends, blocks = [], [], []
+                self._keying.register_group(rule, publishing, row, min(self._computed[row], self._known[row]))
+        cache.add_few(g, blocks, last(full), full, ends)
         return True
-
-    def _register_each(self, rule: GroupRule, rows: list[int], moved: Values) -> None:
-        computed, known = self._ledger.computed_at, self._ledger.known_at
-        steps = [moved] * len(rows) if isinstance(moved, int) else moved
-        for row, step in zip(rows, steps, strict=True):
-            if rule.publishing is not None and step:
-                self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))

@@ -12,8 +12,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+import numpy as np
+
+from kvframe.blocks.arrays import FEW
 from kvframe.blocks.pool import let_go
-from kvframe.blocks.slab_state import SlabState
+from kvframe.blocks.slab_state import NOBODY, SlabState
 from kvframe.checks import cdiv
 
 UNKNOWN = -1  # slabs that other groups need: asked only when a new slab is
@@ -207,17 +210,36 @@ class SlabPool(SlabState):
         """Release blocks where none has a key."""
         k = self.blocks_per_slab[group]
         slabs: dict[int, list[int]] = {}
-        for block in let_go(self._refs_at[group], blocks):
+        last, mine = NOBODY, []
+        for block in self._let_go(group, blocks):
             slab = block // k
-            if slab in slabs:
-                slabs[slab].append(block)
-            else:
-                slabs[slab] = [block]
+            if slab != last:  # what was taken together mostly lies together
+                last, mine = slab, slabs.setdefault(slab, [])
+            mine.append(block)
+        # What `_rest` does, where nothing is ever idle.
+        held, plain, fullest, gained = self._held, self._plain, self._fullest[group], 0
         for slab, free in slabs.items():
-            room, held = self._room(slab), self._held[slab]
-            self._held[slab] = held - len(free)
-            self._plain[slab] += free
-            self._rest(group, slab, room, held)
+            mine = plain[slab]
+            held[slab] -= len(free)
+            if held[slab]:
+                gained += len(free)
+                mine += free
+                heapq.heappush(fullest, (len(mine), slab))
+            else:
+                gained -= len(mine)
+                self._wholly_idle += 1
+                self._free(slab)
+        self._pinned_room[group] += gained
+
+    def _let_go(self, group: int, blocks: list[int]) -> list[int]:
+        """Take a reference from each block; returns those that nobody holds any more."""
+        if len(blocks) > FEW and len(set(blocks)) == len(blocks):
+            held = np.array(blocks, np.intp)
+            refs = self.refs[group].take(held)
+            if refs.min() == refs.max() == 1:
+                self.refs[group][held] = 0
+                return blocks
+        return let_go(self._refs_at[group], blocks)
 
     def _release(self, group: int, blocks: list[int], stamp: int) -> None:
         k, idle = self.blocks_per_slab[group], self._idle[group]

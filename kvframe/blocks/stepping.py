@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvframe.blocks.batches import Batches
-from kvframe.blocks.errors import BlockError
+from kvframe.blocks.growth import Call, Growth, at_rows
 from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.results import Refused, StepResult
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import GroupRule, by_name
-from kvframe.blocks.singles import Singles, by_kind
+from kvframe.blocks.rules import GroupRule
+from kvframe.blocks.singles import Singles
 from kvframe.blocks.tails import Tails
-from kvframe.blocks.wheel import TimingWheel
+from kvframe.blocks.wheel import Cohort, TimingWheel, Woken
 
 Rows = npt.NDArray[np.intp]
-Growing = tuple[GroupRule, int, int, int]  # rule, row, tokens before, tokens after
 ALL_SERVED = StepResult()
 ONE = np.array(1, np.int32)
-FEW = 48  # more rows than these are looked at anew, all of them, where they did not go on as before
-
-
-class _Call(NamedTuple):
-    """One call's arguments; numbers, or arrays by place in the call."""
-
-    rows: Rows | None  # None: place i is row i
-    places: int  # how many
-    new: Any
-    lookahead: int
-    in_flight: Any
-
-
-class _Part(NamedTuple):
-    """The rows that one kind of event woke."""
-
-    kind: int
-    rule: GroupRule
-    places: Rows
-    rows: Rows
+FEW = 40  # up to so many rows a loop costs less than numpy, whose calls find cold caches
+MOVED = 48  # more rows than these are looked at anew, all of them, where they did not go on as before
 
 
 class Stepper:
@@ -50,41 +31,39 @@ class Stepper:
     def __init__(self, ops: RowOps, keying: Keying, tails: Tails) -> None:
         self._ops, self._keying, self._ledger = ops, keying, ops.ledger
         # Where every group shares one set of block ids, the common events are done for all their rows at once.
-        self._singles = self._batches = None
+        self._common: tuple[Singles, Batches] | None = None
         if isinstance(ops.pool, BlockPool):
-            self._singles = Singles(ops, keying, ops.pool, tails)
-            self._batches = Batches(ops, ops.pool, tails)
+            self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, ops.pool, tails)
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
-        self._limit = ops.config.max_model_len
+        self._by_row = np.zeros((2, ops.ledger.rows), np.int32)
+        self._growth, self._limit = Growth(ops), ops.config.max_model_len
         self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
         self._views: tuple[Any, ...] = (-1,)
         self._wheel: TimingWheel | None = None
         self._steady = 0  # steps of one token for each of the same rows, one after another
-        # Keys of states are what changes the thresholds of another kind of event.
-        self._crossing = frozenset(
-            kind for kind, rule in enumerate(self._rules) if kind >= self._first_key and rule.state
-        )
 
     def step(self, slots: Any, new: Any, lookahead: int, in_flight: Any) -> StepResult:
         """Give every row of `slots` room for its new tokens; see `KVCacheManager.step`."""
         if slots.__class__ is int and new.__class__ is int and new == 1 and not lookahead:
             wheel = self._wheel
-            if wheel is None or wheel.count != slots or len(self._ledger.moved) > FEW:
-                wheel = self._look_ahead(slots)
+            if wheel is None or wheel.count != slots or wheel.in_flight is not in_flight:
+                wheel = self._look_ahead(slots, in_flight)
             if wheel is not None:
-                return self._turn(wheel, in_flight)
+                return self._turn(wheel)
         else:
             self._look_aside(slots)
-        return self._compare(slots, new if isinstance(new, int) else np.asarray(new), lookahead, in_flight)
+        return self._compare(slots, new, lookahead, in_flight)
 
     # --- one token for each of the rows 0 … R − 1, as in the step before ---
 
-    def _look_ahead(self, count: int) -> TimingWheel | None:
+    def _look_ahead(self, count: int, in_flight: Any) -> TimingWheel | None:
         """A wheel, from the third such step in a row on: what came once may not come again."""
         self._ledger.moved.clear()
         self._steady = self._steady + 1 if count == self._views[0] else 0
-        self._wheel = TimingWheel(self._ledger, count) if self._steady > 1 else None
+        self._wheel = None
+        if self._steady > 1 and isinstance(in_flight, int):
+            self._wheel = TimingWheel(self._ledger, count, in_flight, self._limit)
         return self._wheel
 
     def _look_aside(self, slots: Any) -> None:
@@ -94,27 +73,44 @@ class Stepper:
             moved.clear()
         elif not isinstance(slots, int):
             moved += slots
-        if isinstance(slots, int) or len(slots) > FEW:
+        if isinstance(slots, int) or len(slots) > MOVED:
             self._wheel, self._steady = None, 0
 
-    def _turn(self, wheel: TimingWheel, in_flight: Any) -> StepResult:
+    def _turn(self, wheel: TimingWheel) -> StepResult:
         woken = wheel.turn()
         np.add(wheel.computed, ONE, wheel.computed)
         if not woken:
             return ALL_SERVED
-        if self._singles is None or not self._singles.run(woken, None, 1, 0, _listed(in_flight)):
-            self._wheel = None  # until all is done as it should be
-            call = _Call(None, wheel.count, 1, 0, in_flight)
-            result = self._wake(call, [self._part(call, *some) for some in woken])
+        if not self._run_surely(woken, 1 + wheel.in_flight):
+            steady, self._wheel, self._steady = self._steady, None, 0  # until all is done as it should be
+            result = self._wake(woken, Call(None, wheel.count, 1, 0, wheel.in_flight))
             if result.refused:
                 return result
-            self._wheel = wheel
-        for kind, rows in woken:
-            if kind in self._crossing:
-                self._ledger.moved += rows
-            else:
-                wheel.put(kind, rows)
+            self._wheel, self._steady = wheel, steady
+        wheel.put(woken)
         return ALL_SERVED
+
+    def _run_surely(self, woken: Woken, behind: int) -> bool:
+        """Do what needs no questions, in as few words as can be: each row that grows is sure to lack one block."""
+        wanted, common = 0, self._common
+        for kind, cohort in woken.items():
+            if self._first_growth <= kind < self._first_key:
+                if kind >= self._first_state or not cohort.sure:
+                    return False
+                wanted += len(cohort.rows)
+        if common is None or wanted > self._ops.pool.num_free:
+            return False
+        for kind in sorted(woken):
+            cohort, rule = woken[kind], self._rules[kind]
+            way = common[len(cohort.rows) > FEW]
+            if kind >= self._first_key:
+                if not way.register(rule, cohort):
+                    self._register(rule, cohort, ())
+            elif kind >= self._first_growth:
+                way.grow(rule, cohort)
+            elif not way.bury(rule, cohort, behind):
+                self._bury_each(rule, cohort, behind)
+        return True
 
     # --- any step ---
 
@@ -132,7 +128,7 @@ class Stepper:
             count, limits = len(rows), ledger.thresholds[:, rows]
             flat = self._woken[: limits.size]
             woken = flat.reshape(len(self._rules), count)
-            computed = ledger.computed[rows] + (new if isinstance(new, int) else new.astype(np.int32))
+            computed = ledger.computed[rows] + (new if isinstance(new, int) else np.asarray(new, np.int32))
             ledger.computed[rows] = computed
         np.greater_equal(computed, limits, woken)
         if lookahead:
@@ -141,13 +137,8 @@ class Stepper:
         events = flat.nonzero()[0]
         if not events.size:
             return ALL_SERVED
-        places = by_kind(events.tolist(), count)
-        if self._singles is not None:
-            picked = None if rows is None else rows.tolist()
-            if self._singles.run(places, picked, _listed(new), lookahead, _listed(in_flight)):
-                return ALL_SERVED
-        call = _Call(rows, count, new, lookahead, in_flight)
-        return self._wake(call, [self._part(call, *some) for some in places])
+        call = Call(rows, count, self._for_rows(0, rows, new), lookahead, self._for_rows(1, rows, in_flight))
+        return self._wake(_by_kind(events.tolist(), count, None if rows is None else rows.tolist()), call)
 
     def _dense_views(self, count: int) -> tuple[Any, ...]:
         ledger = self._ledger
@@ -155,126 +146,85 @@ class Stepper:
         woken = flat.reshape(len(self._rules), count)
         return count, ledger.computed[:count], ledger.thresholds[:, :count], flat, woken
 
-    def _part(self, call: _Call, kind: int, places: list[int]) -> _Part:
-        """The rows that one kind of event woke, as arrays."""
-        at = np.array(places, np.intp)
-        return _Part(kind, self._rules[kind], at, at if call.rows is None else call.rows[at])
+    def _for_rows(self, which: int, rows: Rows | None, value: Any) -> Any:
+        """A number, or numbers by place in the call, as numbers by row."""
+        if isinstance(value, int):
+            return value
+        if rows is None:
+            return np.asarray(value)
+        self._by_row[which][rows] = value
+        return self._by_row[which]
 
-    def _wake(self, call: _Call, parts: list[_Part]) -> StepResult:
+    def _wake(self, woken: Woken, call: Call) -> StepResult:
         """Do what the woken rows need, kind by kind: deaths, growth, keys."""
-        batches = self._batches
-        growing = [part for part in parts if self._first_growth <= part.kind < self._first_key]
-        growth: list[Growing] = []
-        if growing and (batches is None or not self._grows_singly(batches, growing, call)):
-            growth = self._growing(growing, call)
-            self._check_length(growth, call)
-            growing = []
-        for part in parts:
-            if part.kind < self._first_growth:
-                settled = self._settled(part, call)
-                if batches is None or not batches.bury(part.rule, part.rows, settled):
-                    self._bury(part, settled)
-        if batches is not None:
-            for part in growing:
-                batches.grow(part.rule, part.rows)
-        refused = self._grow(growth, call) if growth else ()
-        for part in parts:
-            if part.kind >= self._first_key and (
-                refused or batches is None or not batches.register(part.rule, part.rows)
-            ):
-                self._register(part, call, refused)
+        kinds = sorted(woken)
+        growing = [woken[kind] for kind in kinds if self._first_growth <= kind < self._first_key]
+        singly = not growing or self._grows_singly(growing, call)
+        growth = [] if singly else self._growth.of(growing, call)
+        refused: tuple[Refused, ...] = ()
+        for kind in kinds:
+            cohort, rule = woken[kind], self._rules[kind]
+            if kind < self._first_growth:
+                self._bury(rule, cohort, call.new + call.in_flight)
+            elif kind >= self._first_key:
+                self._register(rule, cohort, refused)
+            elif not singly:
+                if growth:
+                    refused, growth = self._growth.serve(growth, call), []
+                cohort.again, cohort.facts = 0, None
+            elif self._common is not None:
+                self._common[len(cohort.rows) > FEW].grow(rule, cohort)
         return StepResult(refused=refused) if refused else ALL_SERVED
 
-    def _grows_singly(self, batches: Batches, growing: list[_Part], call: _Call) -> bool:
+    def _grows_singly(self, growing: list[Cohort], call: Call) -> bool:
         """Whether all growth is one block for each woken row, and the pool has them: deaths can only add to it."""
         blocks = 0
-        for kind, rule, places, rows in growing:
-            moves = isinstance(call.new, int) or (call.new[places] > 0).all()
-            if kind >= self._first_state or not moves or not batches.grows_singly(rule, rows, call.lookahead):
+        for cohort in growing:
+            kind, rows = cohort.kind, cohort.rows
+            if self._common is None or kind >= self._first_state:
+                return False
+            if not isinstance(call.new, int) and not call.new.take(rows).all():
+                return False
+            if not self._common[len(rows) > FEW].grows_singly(self._rules[kind], cohort, call.lookahead):
                 return False
             blocks += len(rows)
         return blocks <= self._ops.pool.num_free
 
-    def _growing(self, growing: list[_Part], call: _Call) -> list[Growing]:
+    def _bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
+        """What the rows read no more is dead at the count that had settled when the step started."""
+        if self._common is None or not self._common[len(cohort.rows) > FEW].bury(rule, cohort, behind):
+            self._bury_each(rule, cohort, behind)
+
+    def _bury_each(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
         computed = self._ledger.computed_at
-        return [
-            (part.rule, row, computed[row] - step, computed[row])
-            for part in growing
-            for row, step in zip(part.rows.tolist(), _at(call.new, part), strict=True)
-            if step
-        ]
+        for row, gone in zip(cohort.rows, at_rows(behind, cohort), strict=True):
+            self._ops.bury(rule, row, max(computed[row] - gone, 0))
+        cohort.again, cohort.facts = 0, None
 
-    def _check_length(self, growth: list[Growing], call: _Call) -> None:
-        longest = max((after for _, _, _, after in growth), default=0)
-        if longest > self._limit:
-            self._ledger.computed[slice(call.places) if call.rows is None else call.rows] -= call.new
-            rule = f"a request would grow beyond the longest of {self._limit} tokens"
-            raise BlockError(what="num_new_tokens", value=longest, rule=rule)
-
-    def _settled(self, part: _Part, call: _Call) -> Rows:
-        """The tokens of the part's rows that had settled when the step started: what is dead is dead at that count."""
-        gone = [v if isinstance(v, int) else np.asarray(v)[part.places] for v in (call.new, call.in_flight)]
-        settled: Rows = self._ledger.computed.take(part.rows) - (gone[0] + gone[1])
-        return settled
-
-    # --- a row at a time ---
-
-    def _bury(self, part: _Part, settled: Rows) -> None:
-        for row, tokens in zip(part.rows.tolist(), settled.tolist(), strict=True):
-            self._ops.bury(part.rule, row, max(tokens, 0))
-
-    def _register(self, part: _Part, call: _Call, refused: tuple[Refused, ...]) -> None:
+    def _register(self, rule: GroupRule, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
+        common = None if refused else self._common
+        if common is not None and any(
+            way.register(rule, cohort) for way in common[len(cohort.rows) > FEW :: -1]
+        ):
+            return
         stuck = {answer.slot for answer in refused}
         computed, known = self._ledger.computed_at, self._ledger.known_at
-        for row, step in zip(part.rows.tolist(), _at(call.new, part), strict=True):
-            if part.rule.publishing is not None and row not in stuck and step:
-                self._keying.register_group(
-                    part.rule, part.rule.publishing, row, min(computed[row], known[row])
-                )
-
-    def _grow(self, growing: list[Growing], call: _Call) -> tuple[Refused, ...]:
-        """Grow what must grow; rows that do not fit stay as they were and are refused."""
-        ops = self._ops
-        needs = [0] * len(ops.rules)
-        counts = [ops.growth(rule, row, start, after, call.lookahead) for rule, row, start, after in growing]
-        for (rule, *_), count in zip(growing, counts, strict=True):
-            needs[rule.index] += count
-        if ops.pool.missing(needs):
-            return self._grow_in_order(growing, call)
-        ops.pool.reserve(needs)
-        for (rule, row, start, after), count in zip(growing, counts, strict=True):
-            ops.grow(rule, row, start, after, count)
-        return ()
-
-    def _grow_in_order(self, growing: list[Growing], call: _Call) -> tuple[Refused, ...]:
-        """Not all fit: serve the rows in the order of the call, each as a whole or not at all."""
-        ops, refused = self._ops, []
-        counts = {row: (start, after) for _, row, start, after in growing}
-        places = sorted(counts) if call.rows is None else [row for row in call.rows.tolist() if row in counts]
-        rules = [rule for rule in ops.rules if rule.grows]
-        for row in places:
-            start, after = counts[row]
-            needs = [0] * len(ops.rules)
-            for rule in rules:
-                needs[rule.index] = ops.growth(rule, row, start, after, call.lookahead)
-            missing = ops.pool.missing(needs)
-            if missing:
-                refused.append(Refused(missing=missing, needed=by_name(ops.rules, needs), slot=row))
-                self._ledger.computed_at[row] = start
-                continue
-            ops.pool.reserve(needs)
-            for rule in rules:
-                ops.grow(rule, row, start, after, needs[rule.index])
-        return tuple(refused)
+        for row in cohort.rows:
+            if rule.publishing is not None and row not in stuck:
+                self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))
+        cohort.again, cohort.facts = 0, None
+        if rule.state:
+            self._ledger.moved += cohort.rows  # a key inside the running state changes when that must move
 
 
-def _listed(value: Any) -> int | list[int]:
-    """A number, or an array by place as a list."""
-    listed: int | list[int] = value if isinstance(value, int) else np.asarray(value).tolist()
-    return listed
-
-
-def _at(value: Any, part: _Part) -> list[int]:
-    """A number, or an array by place, as one number for each of the part's rows."""
-    values: list[int] = [value] * len(part.rows) if isinstance(value, int) else value[part.places].tolist()
-    return values
+def _by_kind(events: list[int], count: int, rows: list[int] | None) -> Woken:
+    """Events as kind x count + place in the call, in order; the rows by place, None where these are the same."""
+    woken: Woken = {}
+    end = 0
+    for event in events:
+        if event >= end:
+            kind = event // count
+            start, end = kind * count, kind * count + count
+            cohort = woken[kind] = Cohort(kind, [], sure=False)
+        cohort.rows.append(event - start if rows is None else rows[event - start])
+    return woken

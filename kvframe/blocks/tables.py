@@ -13,6 +13,7 @@ from kvframe.blocks.arrays import items
 Table = npt.NDArray[np.int32]
 Places = npt.NDArray[np.intp]
 ONE = np.array(1, np.intp)
+MANY = 1024  # so many calls' changes are kept for whoever may read them
 
 
 class DirtyRows(NamedTuple):
@@ -51,7 +52,7 @@ class BlockTables:
         # Where each row begins in its group's table, taken as one long row of places.
         self.starts: tuple[Places, ...] = tuple(np.arange(rows) * width for width in widths)
         self._ranges: list[list[int]] = [[] for _ in widths]  # slot, first entry, end, slot, first entry, …
-        self._places: list[list[int]] = [[] for _ in widths]  # of single entries
+        self._lists: list[tuple[int, list[int], list[int]]] = []  # group, slots, entries
         self._batches: list[tuple[int, Places, Places, Places | None]] = []  # group, slots, starts, stops
         self._all_dirty = False
         self._overflow = 16 * rows + 1024
@@ -74,9 +75,8 @@ class BlockTables:
 
     def put(self, group: int, slot: int, entry: int, block: int) -> None:
         """Change one entry that the row has."""
-        place = slot * self.widths[group] + entry
-        self.flat_at[group][place] = block
-        self.touch(group, (place,))
+        self.flat_at[group][slot * self.widths[group] + entry] = block
+        self._touch_range(group, slot, entry, entry + 1)
 
     def append(self, group: int, slot: int, blocks: Sequence[int] | Places) -> None:
         """Add entries at the end of a row."""
@@ -144,17 +144,16 @@ class BlockTables:
         if len(ranges) > self._overflow:
             self._mark_all()
 
-    def touch(self, group: int, places: Sequence[int]) -> None:
-        """Note that these entries changed, each by its place in the group's table."""
-        noted = self._places[group]
-        noted += places
-        if len(noted) > self._overflow:
+    def touch_some(self, group: int, slots: list[int], entries: list[int]) -> None:
+        """Note that one entry of each of these rows changed; the lists are kept, and must not change after."""
+        self._lists.append((group, slots, entries))
+        if len(self._lists) > MANY:
             self._mark_all()
 
     def touch_many(self, group: int, slots: Places, entries: Places) -> None:
         """Note that one entry of each of these rows changed; the arrays are kept, and must not change after."""
         self._batches.append((group, slots, entries, None))
-        if len(self._batches) > self._overflow:
+        if len(self._batches) > MANY:
             self._mark_all()
 
     def _mark_all(self) -> None:
@@ -163,7 +162,7 @@ class BlockTables:
         self._all_dirty = True
 
     def _forget(self) -> None:
-        self._ranges, self._places, self._batches = [[] for _ in self.widths], [[] for _ in self.widths], []
+        self._ranges, self._lists, self._batches = [[] for _ in self.widths], [], []
         self._all_dirty = False
 
     def take_dirty(self) -> list[DirtyRows]:
@@ -179,14 +178,28 @@ class BlockTables:
             DirtyRows(group, slots, starts, starts + ONE if stops is None else stops)
             for group, slots, starts, stops in self._batches
         ]
-        for group, (ranges, places) in enumerate(zip(self._ranges, self._places, strict=True)):
+        if self._lists:
+            changed += self._from_lists()
+        for group, ranges in enumerate(self._ranges):
             if ranges:
                 columns = np.array(ranges, np.intp).reshape(-1, 3)
                 changed.append(DirtyRows(group, columns[:, 0], columns[:, 1], columns[:, 2]))
                 self._ranges[group] = []
-            if places:
-                slots, entries = np.divmod(np.array(places, np.intp), self.widths[group])
-                changed.append(DirtyRows(group, slots, entries, entries + ONE))
-                self._places[group] = []
-        self._batches = []
+        self._batches, self._lists = [], []
+        return changed
+
+    def _from_lists(self) -> list[DirtyRows]:
+        # One array for all, since making one costs more than what is in it.
+        slots: list[int] = []
+        entries: list[int] = []
+        ends = []
+        for _, some, theirs in self._lists:
+            slots += some
+            entries += theirs
+            ends.append(len(slots))
+        both = np.array(slots + entries, np.intp).reshape(2, -1)
+        every, starts, stops, start, changed = both[0], both[1], both[1] + ONE, 0, []
+        for (group, _, _), end in zip(self._lists, ends, strict=True):
+            changed.append(DirtyRows(group, every[start:end], starts[start:end], stops[start:end]))
+            start = end
         return changed

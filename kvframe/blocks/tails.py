@@ -12,10 +12,10 @@ import numpy.typing as npt
 from kvframe.blocks.arrays import items
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.hashing import DIGEST_BYTES, TokenChain
-from kvframe.blocks.keys import HASH, Digests
 from kvframe.blocks.ledger import Ledger
 
 ONE = np.array(1, np.int32)
+TOKEN = np.dtype(np.int32)
 PARENT = DIGEST_BYTES // 4  # words of 4 bytes in front of a row's tokens: the hash of its last unit
 
 
@@ -32,26 +32,28 @@ class Tails:
         self._hashing = config.prefix_caching
         rows = ledger.rows
         width = PARENT + config.hash_unit + config.hash_lookahead
-        width += width % 2  # so that the hashes in front can be read as words of 8 bytes
         self._hash_bytes = DIGEST_BYTES + 4 * config.hash_unit
         self._words = np.zeros((rows, width), np.uint32)
         self._flat = self._words.reshape(-1)
-        self.bytes = items(self._words.view(np.uint8))
-        self.row_bytes = width * 4
-        self._hashes: npt.NDArray[np.void] = np.ndarray(rows, HASH, self._words, strides=(self.row_bytes,))
+        self._bytes = items(self._words.view(np.uint8))
+        self._row_bytes = width * 4
         self._start = np.arange(rows) * width + PARENT
         self._end = self._start + config.hash_unit + config.hash_lookahead
         self._cursor = self._start.copy()
         self._begin = self._start + config.hash_lookahead  # where a row goes on when it was hashed
+        self._cursor_at, self._begin_at = items(self._cursor), items(self._begin)
         self._digests: list[bytearray] = [bytearray() for _ in range(rows)]
+        self._last = [b""] * rows  # the last hash of each row
+        self._latest: tuple[list[int], list[bytes]] = ([], [])  # rows that were hashed last, and their hashes
         self._raw = [False] * rows  # rows whose next unit is hashed as raw bytes, without extra keys
-        self.hashed = np.zeros(rows, np.int32)  # tokens that the chain's hashes cover
+        self.hashed = np.zeros(rows, np.intp)  # tokens that the chain's hashes cover
         self.hashed_at = items(self.hashed)
         self._views: tuple[Any, ...] = (-1,)
 
-    def last(self, rows: npt.NDArray[np.intp]) -> Digests:
+    def last(self, rows: list[int]) -> list[bytes]:
         """The last hash of each row."""
-        return self._hashes[rows].view(np.uint64).reshape(-1, PARENT // 2)
+        latest, digests = self._latest  # mostly those: what was hashed after a step is keyed in the next
+        return digests if latest == rows else [self._last[row] for row in rows]
 
     def load(self, row: int) -> None:
         """Take over a request's tail when it is admitted."""
@@ -64,8 +66,10 @@ class Tails:
             self._note(row, chain)
 
     def _note(self, row: int, chain: TokenChain) -> None:
-        at = row * self.row_bytes
-        self.bytes[at : at + DIGEST_BYTES] = chain.parent
+        at = row * self._row_bytes
+        self._bytes[at : at + DIGEST_BYTES] = chain.parent
+        self._last[row] = bytes(chain.parent)
+        self._latest = ([], [])
         self.hashed_at[row] = chain.num_units * self._unit
 
     def store(self, row: int) -> None:
@@ -89,7 +93,8 @@ class Tails:
         _, known, cursor, end = self._views
         np.add(known, ONE, known)
         if self._hashing:
-            self._flat[cursor] = tokens
+            # A cast costs four times the assignment.
+            self._flat[cursor] = tokens.view(np.uint32) if tokens.dtype is TOKEN else tokens
             np.add(cursor, ONE, cursor)
             full = np.equal(cursor, end).nonzero()[0]
             if full.size:
@@ -123,18 +128,25 @@ class Tails:
         self.load(row)
 
     def _hash_full(self, full: npt.NDArray[np.intp]) -> None:
-        raw, digests, data, width = self._raw, self._digests, self.bytes, self.row_bytes
+        raw, digests, last, found = self._raw, self._digests, self._last, []
+        data, width, cursor, begin = self._bytes, self._row_bytes, self._cursor_at, self._begin_at
         hashed, sha256, unit, length = self.hashed_at, hashlib.sha256, self._unit, self._hash_bytes
-        for row in full.tolist():
+        rows: list[int] = full.tolist()
+        for row in rows:
             if not raw[row]:
                 self._hash(row)
+                cursor[row] = begin[row]
+                found.append(last[row])
                 continue
             at = row * width
             digest = sha256(data[at : at + length]).digest()
             data[at : at + DIGEST_BYTES] = digest
+            last[row] = digest
+            found.append(digest)
             digests[row] += digest
             hashed[row] += unit
-        self._cursor[full] = self._begin.take(full)
+            cursor[row] = begin[row]
+        self._latest = (rows, found)
 
     def _hash(self, row: int) -> None:
         if self._ledger.requests[row] is not None:

@@ -6,16 +6,40 @@ between. Timing wheels are Varghese and Lauck's (1987).
 
 from __future__ import annotations
 
+import bisect
+from typing import Any
+
 import numpy as np
 
 from kvframe.blocks.arrays import items
 from kvframe.blocks.ledger import Ledger
 from kvframe.blocks.rules import NEVER
 
-SPAN = 64  # steps that the wheel looks ahead, a power of two; what comes later is looked at again when these are over
-_MASK = SPAN - 1
+SPAN = 256  # steps that a wheel looks ahead, a power of two; what comes later is looked at again when these are over
 
-Woken = list[tuple[int, list[int]]]  # kinds of events, in order, each with its rows
+
+class Cohort:
+    """Rows that wake in the same step for one kind of event.
+
+    Args:
+        kind: the kind of event.
+        rows: the rows, in order.
+        sure: each row is at its threshold, not beyond, and no threshold is beyond the longest request.
+
+    Attributes:
+        again: after how many steps all of them wake again; 0: not all after the same. Whoever serves them sets it.
+        facts: what `Batches` knows of the rows while nobody else changes them, None if it has to look.
+    """
+
+    __slots__ = ("again", "facts", "kind", "rows", "sure")
+
+    def __init__(self, kind: int, rows: list[int], sure: bool) -> None:
+        self.kind, self.rows, self.sure = kind, rows, sure
+        self.again = 0
+        self.facts: Any = None
+
+
+Woken = dict[int, Cohort]  # by kind of event
 
 
 class TimingWheel:
@@ -26,86 +50,104 @@ class TimingWheel:
     Args:
         ledger: counts and thresholds.
         count: rows.
+        in_flight: tokens that have not settled, of every row.
+        longest: tokens that no request goes beyond.
+        span: steps that it looks ahead, a power of two.
     """
 
-    def __init__(self, ledger: Ledger, count: int) -> None:
-        self.count = count
+    def __init__(self, ledger: Ledger, count: int, in_flight: int, longest: int, span: int = SPAN) -> None:
+        self.count, self.in_flight = count, in_flight
         self.computed = ledger.computed[:count]
-        self._ledger, self._computed_at = ledger, ledger.computed_at
+        self._ledger, self._computed_at, self._longest = ledger, ledger.computed_at, longest
         self._limits = tuple(items(limits) for limits in ledger.thresholds)
-        self._clock = 0
-        # By slot: the rows that wake then, by kind; and (kind, row) of those that come later than the wheel sees.
-        self._slots: list[list[list[int]]] = [[[] for _ in self._limits] for _ in range(SPAN)]
-        self._later: list[list[tuple[int, int]]] = [[] for _ in range(SPAN)]
-        # By kind and row, the clock at which the row is in the wheel; what is not above the clock is over.
-        self._due = [self._fill(kind) for kind in range(len(self._limits))]
+        self._delays = tuple(in_flight if kind == "die" else 0 for kind, _ in ledger.kinds)
+        self._clock, self._span, self._mask = 0, span, span - 1
+        self._slots: list[Woken] = [{} for _ in range(span)]  # by step
+        self._later: list[Woken] = [{} for _ in range(span)]  # beyond the span: to be looked at again then
+        self._cohort_of = [self._fill(kind) for kind in range(len(self._limits))]
 
-    def _fill(self, kind: int) -> list[int]:
-        """Place all rows for one kind of event, and say where."""
-        limits = self._ledger.thresholds[kind, : self.count]
-        distances = limits.astype(np.int64) - self.computed
-        slots = np.where(limits == NEVER, 0, distances.clip(1, SPAN))
-        rows, ends = (
-            slots.argsort(kind="stable").tolist(),
-            np.bincount(slots, minlength=SPAN).cumsum().tolist(),
-        )
-        for slot in range(1, SPAN):
-            self._slots[slot][kind] = rows[ends[slot - 1] : ends[slot]]
-        self._later[SPAN - 1] += [(kind, row) for row in rows[ends[SPAN - 1] :]]
-        due: list[int] = slots.clip(max=SPAN - 1).tolist()
-        return due
+    def _fill(self, kind: int) -> list[Cohort | None]:
+        """Place all rows for one kind of event."""
+        span, limits = self._span, self._ledger.thresholds[kind, : self.count]
+        distances = limits.astype(np.int64) - self.computed + self._delays[kind]
+        slots = np.where(limits == NEVER, 0, distances.clip(1, span))
+        unsure = ((distances < 1) | (limits > self._longest)).nonzero()[0].tolist()
+        counts = np.bincount(slots, minlength=span + 1)
+        rows, ends = slots.argsort(kind="stable").tolist(), counts.cumsum().tolist()
+        cohorts: list[Cohort | None] = [None] * (span + 1)
+        for slot in counts.nonzero()[0].tolist():
+            if slot:
+                place = self._slots[slot] if slot < span else self._later[span - 1]
+                cohorts[slot] = place[kind] = Cohort(kind, rows[ends[slot - 1] : ends[slot]], sure=True)
+        cohort_of = [cohorts[slot] for slot in slots.tolist()]
+        for row in unsure:
+            cohort = cohort_of[row]
+            if cohort is not None:
+                cohort.sure = False
+        return cohort_of
 
     def turn(self) -> Woken:
-        """Go on by one step: the rows that wake, in order. They are out of the wheel until they are `put` back."""
+        """Go on by one step, before the rows do. What wakes is out of the wheel until it is `put` back."""
         if self._ledger.moved:
-            self._replace()
-        clock = self._clock + 1
-        later = self._later[clock & _MASK]
-        if later:
-            self._later[clock & _MASK] = []
-            for kind, row in later:
-                self.put(kind, (row,))
-        self._clock = clock
-        slot = self._slots[clock & _MASK]
-        woken = [(kind, rows) for kind, rows in enumerate(slot) if rows]
-        for kind, rows in woken:
-            slot[kind] = []
-            rows.sort()  # whoever comes first in a call is served first
+            moved, self._ledger.moved = self._ledger.moved, []
+            for row in moved:
+                if row < self.count:
+                    self._move(row)
+        at = (self._clock + 1) & self._mask
+        if self._later[at]:
+            later, self._later[at] = self._later[at], {}
+            for cohort in later.values():
+                self._scatter(cohort)
+        self._clock += 1
+        woken = self._slots[at]
+        if woken:
+            self._slots[at] = {}
         return woken
 
-    def put(self, kind: int, rows: list[int] | tuple[int, ...]) -> None:
-        """Put rows where their thresholds say; a row beyond its threshold wakes in the next step."""
-        limits, computed, due, slots, clock = (
-            self._limits[kind],
-            self._computed_at,
-            self._due[kind],
-            self._slots,
-            self._clock,
-        )
-        for row in rows:
-            limit = limits[row]
-            distance = limit - computed[row]
-            if distance < SPAN:
-                due[row] = at = clock + (distance if distance > 0 else 1)
-                slots[at & _MASK][kind].append(row)
-            elif limit != NEVER:
-                due[row] = at = clock + SPAN - 1
-                self._later[at & _MASK].append((kind, row))
+    def put(self, woken: Woken) -> None:
+        """Put rows where their thresholds now say; those beyond a threshold wake in the next step."""
+        for kind, cohort in woken.items():
+            if not (cohort.sure and 0 < cohort.again < self._span):
+                self._scatter(cohort)
+                continue
+            slot = self._slots[(self._clock + cohort.again) & self._mask]
+            if kind not in slot:
+                slot[kind] = cohort
+                continue
+            other = slot[kind]
+            other.rows = sorted(other.rows + cohort.rows)
+            other.facts = None
+            for row in cohort.rows:
+                self._cohort_of[kind][row] = other
 
-    def _replace(self) -> None:
-        """Rows that moved otherwise get their places anew."""
-        moved, self._ledger.moved = self._ledger.moved, []
-        for row in dict.fromkeys(moved):
-            if row < self.count:
-                for kind, due in enumerate(self._due):
-                    if due[row] > self._clock:
-                        self._take_out(kind, row, due[row] & _MASK)
-                        due[row] = 0
-                    self.put(kind, (row,))
+    def _scatter(self, cohort: Cohort) -> None:
+        for row in cohort.rows:
+            self._join(cohort.kind, row)
 
-    def _take_out(self, kind: int, row: int, slot: int) -> None:
-        rows = self._slots[slot][kind]
-        if row in rows:
-            rows.remove(row)
+    def _move(self, row: int) -> None:
+        for kind, cohort_of in enumerate(self._cohort_of):
+            cohort = cohort_of[row]
+            if cohort is not None:
+                cohort.rows.remove(row)
+                cohort.facts = None
+            self._join(kind, row)
+
+    def _join(self, kind: int, row: int) -> None:
+        """Place a row that is in no cohort."""
+        limit = self._limits[kind][row]
+        self._cohort_of[kind][row] = None
+        if limit == NEVER:
+            return
+        distance = limit - self._computed_at[row] + self._delays[kind]
+        if distance < self._span:
+            slot = self._slots[(self._clock + max(distance, 1)) & self._mask]
         else:
-            self._later[slot].remove((kind, row))
+            slot = self._later[(self._clock + self._span - 1) & self._mask]
+        if kind not in slot:
+            slot[kind] = Cohort(kind, [], sure=True)
+        cohort = slot[kind]
+        bisect.insort(cohort.rows, row)
+        cohort.facts = None
+        if distance < 1 or limit > self._longest:
+            cohort.sure = False
+        self._cohort_of[kind][row] = cohort

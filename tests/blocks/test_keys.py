@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ changes = st.lists(
         st.sets(st.integers(1, BLOCKS - 1), min_size=1, max_size=120).map(sorted),
         st.integers(0, GROUPS - 1),
         st.randoms(use_true_random=False),
+        st.booleans(),  # whether anything is asked then; until then keys may wait to be written and linked
     ),
     max_size=12,
 )
@@ -33,7 +36,7 @@ changes = st.lists(
 def test_the_oldest_block_of_a_key_is_found(story):
     index = KeyIndex(BLOCKS)
     held: dict[int, tuple[int, bytes]] = {}  # in the order in which the keys came
-    for change, blocks, group, choices in story:
+    for change, blocks, group, choices, asked in [*story, ("remove", [], 0, random.Random(0), True)]:
         choices.shuffle(blocks)
         if change == "remove":
             index.remove_keyed(blocks)
@@ -47,6 +50,11 @@ def test_the_oldest_block_of_a_key_is_found(story):
             else:
                 index.add_few(free, group, digests)
             held.update(zip(free, ((group, digest) for digest in digests), strict=True))
+        assert [block in index for block in range(1, BLOCKS)] == [block in held for block in range(1, BLOCKS)]
+        assert [index.group(block) for block in held] == [group for group, _ in held.values()]
+        if not asked:
+            continue
+        assert [index.digest(block) for block in held] == [digest for _, digest in held.values()]
         oldest: dict[tuple[int, bytes], int] = {}
         for block, key in held.items():
             oldest.setdefault(key, block)
@@ -54,7 +62,6 @@ def test_the_oldest_block_of_a_key_is_found(story):
             expected = [oldest.get((at, digest), 0) for digest in POOL]
             assert [index.find(at, digest) for digest in POOL] == expected
             assert index.find_many(at, words(POOL)).tolist() == expected
-        assert [block in index for block in range(1, BLOCKS)] == [block in held for block in range(1, BLOCKS)]
         assert index.distinct() == len(oldest)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvframe.blocks.singles
-import kvframe.blocks.wheel
+import kvframe.blocks.stepping
 from kvframe.blocks import (
     Admission,
     BlockConfig,
@@ -33,6 +33,7 @@ from kvframe.blocks import (
 from kvframe.blocks.publish import prompt_checkpoint, replay_boundaries
 from kvframe.blocks.queues import LruQueue
 from kvframe.blocks.stepping import Stepper
+from kvframe.blocks.wheel import TimingWheel
 from kvframe.errors import SpecError
 from kvframe.events import BlockRemoved, BlockStored, Recorder
 from kvframe.lifetime import Lifetime
@@ -457,7 +458,7 @@ def story(seed: int) -> list[Any]:
 @pytest.mark.parametrize("seed", range(40))
 def test_loops_and_numpy_do_the_same(few: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(kvframe.blocks.singles, "FEW", few)
+        patch.setattr(kvframe.blocks.stepping, "FEW", few)
         other = story(seed)
     assert other == story(seed)
 
@@ -468,10 +469,9 @@ def test_looking_ahead_wakes_the_rows_that_comparing_wakes(
     span: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "_look_ahead", lambda self, count: None)
+        patch.setattr(Stepper, "_look_ahead", lambda self, count, in_flight: None)
         compared = story(seed)
-    monkeypatch.setattr(kvframe.blocks.wheel, "SPAN", span)
-    monkeypatch.setattr(kvframe.blocks.wheel, "_MASK", span - 1)
+    monkeypatch.setattr(kvframe.blocks.stepping, "TimingWheel", partial(TimingWheel, span=span))
     assert story(seed) == compared
 
 
