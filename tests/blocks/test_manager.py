@@ -37,7 +37,7 @@ from kvframe.blocks.wheel import TimingWheel
 from kvframe.errors import SpecError
 from kvframe.events import BlockRemoved, BlockStored, Recorder
 from kvframe.lifetime import Lifetime
-from tests.blocks.lifetimes import States, Window
+from tests.blocks.lifetimes import Chunks, States, Window
 from tests.blocks.world import World, random_config
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
@@ -473,6 +473,50 @@ def test_looking_ahead_wakes_the_rows_that_comparing_wakes(
         compared = story(seed)
     monkeypatch.setattr(kvframe.blocks.stepping, "TimingWheel", partial(TimingWheel, span=span))
     assert story(seed) == compared
+
+
+def busy_days(seed: int) -> list[Any]:
+    """A batch of some hundred rows that decodes, with comings and goings in some steps."""
+    choices = random.Random(seed)
+    manager = manager_of(
+        FULL,
+        Window(block=16, window=choices.choice([20, 64])),
+        Chunks(block=16, chunk=64),
+        num_blocks=4000,
+        max_model_len=240,
+        max_requests=160,
+    )
+    running: set[int] = set()
+    seen = []
+    for _ in range(70):
+        for _ in range(choices.choice([0, 0, 0, 1, 3, 60])):
+            tokens = [choices.randrange(3) for _ in range(choices.choice([1, 16, 50, 200]))]
+            answer = admit(manager, manager.request(tokens))
+            if isinstance(answer, Served):
+                running.add(answer.slot)
+                manager.append([answer.slot], [[choices.randrange(3)]])
+        over = [
+            row
+            for row in sorted(running)
+            if manager.ledger.computed_at[row] >= 239 or choices.random() < 0.003
+        ]
+        manager.release(over)
+        running -= set(over)
+        rows = max(running, default=-1) + 1
+        assert manager.step(rows).served
+        manager.append(rows, np.array([choices.randrange(3) for _ in range(rows)], np.int32))
+        seen.append(([manager.block_ids(row) for row in sorted(running)], manager.num_free))
+    return [*seen, manager.num_keys]
+
+
+@pytest.mark.parametrize("few", [0, 40, 10**6])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_wheel_bears_comings_and_goings(few: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "_look_ahead", lambda self, count, in_flight: None)
+        compared = busy_days(seed)
+    monkeypatch.setattr(kvframe.blocks.stepping, "FEW", few)
+    assert busy_days(seed) == compared
 
 
 def test_a_block_that_nobody_holds_is_refused_and_no_other_is_lost() -> None:
