@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvframe.blocks.arrays import FEW
 from kvframe.blocks.pool import let_go
 from kvframe.blocks.slab_state import NOBODY, SlabState
 from kvframe.checks import cdiv
 
 UNKNOWN = -1  # slabs that other groups need: asked only when a new slab is
 LEFT_BEHIND = 0  # the age of what was retired: older than all else
+SOME = 16  # from so many blocks on numpy lets go faster than a loop
 SCATTER = 64  # a group may leave one in so many of its blocks idle in slabs that are held
 
 
@@ -233,7 +233,7 @@ class SlabPool(SlabState):
 
     def _let_go(self, group: int, blocks: list[int]) -> list[int]:
         """Take a reference from each block; returns those that nobody holds any more."""
-        if len(blocks) > FEW and len(set(blocks)) == len(blocks):
+        if len(blocks) > SOME and len(set(blocks)) == len(blocks):
             held = np.array(blocks, np.intp)
             refs = self.refs[group].take(held)
             if refs.min() == refs.max() == 1:
