@@ -51,25 +51,27 @@ class SlabPool(SlabState):
     def _fill_up(self, group: int, count: int, blocks: list[int]) -> None:
         """Add plain blocks of partly used slabs, the fullest first, until there are `count`, or no more."""
         heap, owner, held, plain_of = self._fullest[group], self._owner, self._held, self._plain
-        refs, mixed = self._refs_at[group], self._mixed[group]
+        refs, mixed, idle = self._refs_at[group], self._mixed[group], self._num_idle
         lack, taken = count - len(blocks), 0
         while heap and lack:
             number, slab = heapq.heappop(heap)
             plain = plain_of[slab]
             if owner[slab] != group or not held[slab] or len(plain) != number:
                 continue
-            some = plain[-lack:]
-            del plain[-lack:]
+            if number <= lack:
+                some, plain_of[slab] = plain, []
+            else:
+                some, number = plain[-lack:], lack
+                del plain[-lack:]
+                heapq.heappush(heap, (len(plain), slab))
             for block in some:
                 refs[block] = 1
-            held[slab] += len(some)
-            if plain:
-                heapq.heappush(heap, (len(plain), slab))
-            if self._num_idle[slab]:
+            held[slab] += number
+            if idle[slab]:
                 mixed[slab] = None
             blocks += some
-            taken += len(some)
-            lack -= len(some)
+            taken += number
+            lack -= number
         self._pinned_room[group] -= taken
 
     def _open(self, group: int, slab: int, most: int) -> list[int]:

@@ -139,6 +139,8 @@ class BlockTables:
         return blocks.take(used).astype(np.intp), owners.take(used)
 
     def _touch_range(self, group: int, slot: int, start: int, stop: int) -> None:
+        if self._all_dirty:
+            return
         ranges = self._ranges[group]
         ranges += (slot, start, stop)
         if len(ranges) > self._overflow:
