@@ -102,14 +102,12 @@ class Stepper:
             return False
         for kind in sorted(woken):
             cohort, rule = woken[kind], self._rules[kind]
-            way = common[len(cohort.rows) > FEW]
             if kind >= self._first_key:
-                if not way.register(rule, cohort):
-                    self._register(rule, cohort, ())
+                self._register(rule, cohort, ())
             elif kind >= self._first_growth:
-                way.grow(rule, cohort)
-            elif not way.bury(rule, cohort, behind):
-                self._bury_each(rule, cohort, behind)
+                common[len(cohort.rows) > FEW].grow(rule, cohort)
+            else:
+                self._bury(rule, cohort, behind)
         return True
 
     # --- any step ---
@@ -192,20 +190,17 @@ class Stepper:
 
     def _bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
         """What the rows read no more is dead at the count that had settled when the step started."""
-        if self._common is None or not self._common[len(cohort.rows) > FEW].bury(rule, cohort, behind):
-            self._bury_each(rule, cohort, behind)
-
-    def _bury_each(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
+        if self._common is not None and self._common[len(cohort.rows) > FEW].bury(rule, cohort, behind):
+            return
         computed = self._ledger.computed_at
         for row, gone in zip(cohort.rows, at_rows(behind, cohort), strict=True):
             self._ops.bury(rule, row, max(computed[row] - gone, 0))
         cohort.again, cohort.facts = 0, None
 
     def _register(self, rule: GroupRule, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
-        common = None if refused else self._common
-        if common is not None and any(
-            way.register(rule, cohort) for way in common[len(cohort.rows) > FEW :: -1]
-        ):
+        common, many = None if refused else self._common, len(cohort.rows) > FEW
+        # What is not regular for all rows may be so for each.
+        if common and (common[many].register(rule, cohort) or (many and common[0].register(rule, cohort))):
             return
         stuck = {answer.slot for answer in refused}
         computed, known = self._ledger.computed_at, self._ledger.known_at
