@@ -136,8 +136,10 @@ class PrefixCache:
 
         What is given must not change after.
         """
+        if not digests:
+            return
         self.index_of[group].add_few(blocks, group, digests)
-        if self.watcher is not None and digests:
+        if self.watcher is not None:
             words = np.frombuffer(b"".join(digests), np.uint64).reshape(len(digests), -1)
             self.watcher.came_many(group, words, np.array(rows, np.intp), np.array(ends, np.intp))
 
