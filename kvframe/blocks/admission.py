@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import attrs
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvframe.blocks.counters import Counters
 from kvframe.blocks.errors import BlockError
@@ -17,8 +18,7 @@ from kvframe.blocks.state import StateGrowth, exported_position, state_growth
 from kvframe.checks import cdiv
 
 
-@attrs.frozen(kw_only=True)
-class _Lengths:
+class _Lengths(NamedTuple):
     """Token counts of one admission: the hit, hit + external, that + new, and that + lookahead."""
 
     hit: int
@@ -27,8 +27,7 @@ class _Lengths:
     need: int
 
 
-@attrs.frozen(kw_only=True)
-class _GroupPlan:
+class _GroupPlan(NamedTuple):
     """What one group does for a new request.
 
     Args:
@@ -42,7 +41,7 @@ class _GroupPlan:
         exported: position whose state the kernel saves inside the chunk, 0: none.
     """
 
-    adopted: list[int] = attrs.field(factory=list)
+    adopted: Sequence[int] = ()
     dead: int = 0
     copied: bool = False
     imported: int = 0
@@ -214,7 +213,7 @@ class Admitter:
             if not rule.grows:
                 needs.append(plan.takes)
             elif rule.state:
-                whole = attrs.evolve(lengths, main=max(tokens, lengths.total))
+                whole = lengths._replace(main=max(tokens, lengths.total))
                 found = hit.blocks[rule.index] if hit.tokens else []
                 needs.append(self._plan_state(rule, admission, found, whole).takes)
             else:
@@ -229,14 +228,16 @@ class Admitter:
         # Every group holds its hits before any group takes a block, which could otherwise be one of them.
         for rule, plan in zip(self._rules, plans, strict=True):
             g = rule.index
-            ops.pool.touch(g, plan.found)
-            ops.tables.append(g, row, plan.adopted)
+            if plan.adopted:
+                ops.pool.touch(g, plan.found)
+                ops.tables.append(g, row, plan.adopted)
             ops.ledger.registered_at[g][row] = len(plan.adopted) - plan.copied
             if rule.frees:
                 ops.ledger.freed_at[g][row] = plan.dead
         for rule, plan in zip(self._rules, plans, strict=True):
-            ops.tables.append(rule.index, row, [0] * plan.import_at)
-            ops.take(rule, row, plan.imported)
+            if plan.imported:
+                ops.tables.append(rule.index, row, [0] * plan.import_at)
+                ops.take(rule, row, plan.imported)
 
     def _fill(self, row: int, plans: list[_GroupPlan], lengths: _Lengths) -> None:
         ops = self._ops

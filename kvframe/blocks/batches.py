@@ -140,7 +140,7 @@ class Batches:
         if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
             return False
         blocks = self._tables.flat[g].take(facts.about[1]).astype(np.intp)
-        if not facts.went_on and (0 in blocks.tolist() or cache.index_of[g].any_keyed(blocks)):
+        if not facts.went_on and (0 in blocks.tolist() or cache.index_of[g].num_keyed(blocks)):
             return False
         cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
         self._advance(cohort, facts, facts.about + self._next[g], rule.block if cohort.sure else 0)

@@ -240,19 +240,12 @@ class TokenChain:
 
     def _extend_raw(self, parent: bytes, data: Tokens, count: int) -> None:
         # The common case as one tight loop: no extra keys beyond the first unit's, raw bytes.
-        sha256, width = hashlib.sha256, self.unit * 4
-        raw = np.ascontiguousarray(data).tobytes()
-        first = self.extra.of_unit(0, self.unit) if not self.digests else None
-        out = []
-        start = 0
-        if count and first is not None:
-            parent = sha256(parent + raw[:width] + cbor(first)).digest()
-            out.append(parent)
-            start = width
-        for at in range(start, count * width, width):
-            parent = sha256(parent + raw[at : at + width]).digest()
-            out.append(parent)
-        self.digests += b"".join(out)
+        sha256 = hashlib.sha256
+        units = np.ascontiguousarray(data[: count * self.unit]).view(f"V{4 * self.unit}").tolist()
+        first = None if self.digests or not count else self.extra.of_unit(0, self.unit)
+        if first is not None:
+            units[0] += cbor(first)
+        self.digests += b"".join([parent := sha256(parent + unit).digest() for unit in units])
 
     def view(self, block: int) -> npt.NDArray[np.uint64]:
         """The hashes at the ends of blocks of `block` tokens, [blocks, 4] words: every (block / unit)-th one."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvframe.blocks.config import BlockConfig
-from kvframe.blocks.hashing import TokenChain
+from kvframe.blocks.hashing import DIGEST_BYTES, TokenChain
 from kvframe.blocks.keys import Digests
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.results import HitLimit
@@ -66,12 +66,14 @@ class HitSearch:
 
     def find(self, chain: TokenChain) -> Hit:
         """The longest hit, of at most all tokens but one."""
-        cache, words = self._cache, _words(chain)
-        if cache is None or not len(words):
+        cache = self._cache
+        if cache is None or not chain.num_units or self._starts_nowhere(cache, chain):
             return self.miss
+        words = _words(chain)
         dense = {g: self._covered(cache, g, words) for g in self._dense}
-        bound = self._bound(chain, dense)
-        length = bound if self._top_valid(cache, words, bound) else self._best(cache, words, bound)
+        length = self._bound(chain, dense)
+        if length and not self._top_valid(cache, words, length):
+            length = self._best(cache, words, length)
         junction = 0
         if self._dense:
             first = self._dense[0]
@@ -81,6 +83,15 @@ class HitSearch:
             return attrs.evolve(self.miss, junction=junction) if junction else self.miss
         blocks = tuple(self._blocks(cache, g, words, length, dense) for g in range(len(self._groups)))
         return Hit(tokens=length, blocks=blocks, junction=junction)
+
+    def _starts_nowhere(self, cache: PrefixCache, chain: TokenChain) -> bool:
+        """Whether a dense group lacks the first entry, so that there is nothing to search for."""
+        if not self._dense or self._config.fine_grained:
+            return False
+        group = self._dense[0]
+        end = self._groups[group].lifetime.block // chain.unit * DIGEST_BYTES
+        first = bytes(chain.digests[end - DIGEST_BYTES : end])
+        return not first or not cache.find(group, first)
 
     def _floor(self, tokens: int) -> int:
         return max(0, tokens) // self._align * self._align
@@ -99,8 +110,6 @@ class HitSearch:
         ends = words[per_block - 1 :: per_block]
         parts: list[Ids] = []
         start, size = 0, 8
-        if not len(ends) or not cache.find(g, ends[0].tobytes()):
-            return self._tail(cache, g, words, np.zeros(0, np.int32))
         while start < len(ends):
             found = cache.find_many(g, ends[start : start + size])
             missing = (found == 0).nonzero()[0]
@@ -109,7 +118,7 @@ class HitSearch:
                 break
             parts.append(found)
             start, size = start + size, size * 8
-        return self._tail(cache, g, words, np.concatenate(parts))
+        return self._tail(cache, g, words, np.concatenate(parts) if parts else np.zeros(0, np.int32))
 
     def _tail(self, cache: PrefixCache, g: int, words: Digests, run: Ids) -> _Dense:
         """What follows a run of whole entries: perhaps the start of one more."""
@@ -134,7 +143,7 @@ class HitSearch:
         return lo, hi, stop
 
     def _top_valid(self, cache: PrefixCache, words: Digests, bound: int) -> bool:
-        return bound > 0 and all(self._missing_entry(cache, g, words, bound) is None for g in self._sparse)
+        return all(self._missing_entry(cache, g, words, bound) is None for g in self._sparse)
 
     def _missing_entry(self, cache: PrefixCache, g: int, words: Digests, length: int) -> int | None:
         """The last entry that a hit of `length` tokens lacks in group `g`, None if it lacks none."""

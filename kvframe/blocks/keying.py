@@ -122,12 +122,14 @@ class Keying:
         if cache is None or rule.state:
             return False
         blocks = self.tables.row(rule.index, row)[start:stop].astype(np.intp)
-        used = blocks.nonzero()[0]
-        if cache.index_of[rule.index].keyed(blocks[used]).any():
-            return False
         digests = self.ledger.request(row).chain.view(rule.block)[start:stop]
-        ends = (used + (start + 1)) * rule.block
-        cache.add_whole(rule.index, blocks[used], digests[used], row, ends)
+        used = blocks.nonzero()[0]
+        if len(used) < len(blocks):
+            blocks, digests = blocks[used], digests[used]
+        if cache.index_of[rule.index].num_keyed(blocks):
+            return False
+        ends = None if cache.watcher is None else (used + (start + 1)) * rule.block
+        cache.add_whole(rule.index, blocks, digests, row, ends)
         return True
 
     def _key(self, rule: GroupRule, row: int, entry: int, position: int) -> None:

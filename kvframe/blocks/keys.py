@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import FEW, items
+from kvframe.blocks.arrays import items
 
 Digests = npt.NDArray[np.uint64]  # [n, 4] words
 HASH = np.dtype("V32")  # a hash as one item, the form in which numpy copies it fastest
@@ -62,13 +62,9 @@ class KeyIndex:
         flags: npt.NDArray[np.bool_] = self._group.take(blocks) >= 0
         return flags
 
-    def any_keyed(self, blocks: Blocks) -> bool:
-        """Whether one of the blocks has a key."""
-        return max(self._group.take(blocks).tolist(), default=-1) >= 0
-
-    def all_keyed(self, blocks: Blocks) -> bool:
-        """Whether each of the blocks has a key."""
-        return min(self._group.take(blocks).tolist(), default=0) >= 0
+    def num_keyed(self, blocks: Blocks) -> int:
+        """How many of the blocks have a key."""
+        return (self._group.take(blocks) >= 0).nonzero()[0].size
 
     def digest(self, block: int) -> bytes:
         """The hash of a block that has a key."""
@@ -84,9 +80,15 @@ class KeyIndex:
     def keys_by_group(self, blocks: Blocks) -> list[tuple[int, Blocks, Digests]]:
         """Those of the blocks that have a key of a group, and their hashes, by group."""
         self._write()
+        return [(group, held, self._words[held]) for group, held in self._split(blocks)]
+
+    def _split(self, blocks: Blocks) -> list[tuple[int, Blocks]]:
+        """Those of the blocks that have a key of a group, by group."""
         groups = self._group.take(blocks)
-        split = [(g, blocks[groups == g]) for g in sorted(set(groups.tolist()) - {-1})]
-        return [(g, held, self._words[held]) for g, held in split]
+        one = int(groups[0]) if len(groups) else -1
+        if one >= 0 and not (groups != one).nonzero()[0].size:
+            return [(one, blocks)]
+        return [(group, blocks[groups == group]) for group in sorted(set(groups.tolist()) - {-1})]
 
     # --- one block ---
 
@@ -112,11 +114,16 @@ class KeyIndex:
         if self._unlinked or self.group_at[block] >= GROUPS:
             self._link()
         group, self.group_at[block] = self.group_at[block], -1
-        bucket = (self._word_at[4 * block] ^ self._mixes[group]) & self._mask
-        at, after = self._first_at[bucket], self._after_at
-        if at == block:
-            self._first_at[bucket] = after[block]
-        else:
+        self._unlink([block], [(self._word_at[4 * block] ^ self._mixes[group]) & self._mask])
+
+    def _unlink(self, blocks: list[int], buckets: list[int]) -> None:
+        """Take each block out of its bucket."""
+        first, after = self._first_at, self._after_at
+        for block, bucket in zip(blocks, buckets, strict=True):
+            at = first[bucket]
+            if at == block:
+                first[bucket] = after[block]
+                continue
             while after[at] != block:
                 at = after[at]
             after[at] = after[block]
@@ -164,60 +171,36 @@ class KeyIndex:
             return
         waiting, self._unlinked = self._unlinked, []
         for group, runs in itertools.groupby(waiting, key=operator.itemgetter(0)):
-            self._link_many(np.concatenate([blocks for _, blocks in runs]), group)
+            arrays = [blocks for _, blocks in runs]
+            self._link_many(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), group)
 
     def _link_many(self, blocks: Blocks, group: int) -> None:
         buckets = self._buckets(self._flat.take(4 * blocks), group)
-        # Of several blocks for one bucket numpy keeps the last: go backwards, so that it is the earliest, and link
-        # the others in further rounds.
+        # Of several blocks for one bucket numpy keeps the last: go backwards, so that it is the earliest, and put the
+        # few others in front of it.
         blocks, buckets = blocks[::-1], buckets[::-1]
-        while True:
-            self._after[blocks] = self._first.take(buckets)
-            self._first[buckets] = blocks
-            left = (self._first.take(buckets) != blocks).nonzero()[0]
-            if not left.size:
-                return
-            blocks, buckets = blocks[left], buckets[left]
+        self._after[blocks] = self._first.take(buckets)
+        self._first[buckets] = blocks
+        left = (self._first.take(buckets) != blocks).nonzero()[0][::-1]
+        if left.size:
+            first, after = self._first_at, self._after_at
+            for block, bucket in zip(blocks[left].tolist(), buckets[left].tolist(), strict=True):
+                first[bucket], after[block] = block, first[bucket]
 
-    def remove_keyed(self, blocks: list[int]) -> None:
-        """`remove` for those of the blocks that have a key."""
-        if len(blocks) > FEW:
-            self._remove_many(np.array(blocks, np.intp))
-            return
-        groups = self.group_at
-        for block in blocks:
-            if groups[block] >= 0:
-                self.remove(block)
-
-    def _remove_many(self, blocks: Blocks) -> None:
+    def remove_many(self, blocks: Blocks) -> list[tuple[int, int]]:
+        """`remove` for those of the blocks that have a key; returns (group, how many) of these."""
         self._link()
-        groups = self._group.take(blocks)
-        keyed = (groups >= 0).nonzero()[0]
-        blocks, groups = blocks[keyed], groups[keyed]
-        mixes = np.array(self._mixes, np.uint64).take(groups)
-        buckets = ((self._flat.take(4 * blocks) ^ mixes) & np.uint64(self._mask)).astype(np.intp)
-        self._group[blocks] = -1
-        while blocks.size:
-            first = self._first.take(buckets) == blocks
+        split = self._split(blocks)
+        for group, held in split:
+            self._group[held] = -1
+            buckets = self._buckets(self._flat.take(4 * held), group)
+            first = self._first.take(buckets) == held
             at = first.nonzero()[0]
-            if at.size:
-                self._first[buckets[at]] = self._after.take(blocks[at])
+            self._first[buckets[at]] = self._after.take(held[at])
+            if len(at) < len(held):
                 inner = (~first).nonzero()[0]
-                blocks, buckets = blocks[inner], buckets[inner]
-            else:
-                blocks, buckets = self._unlink_inner(blocks, buckets)
-
-    def _unlink_inner(self, blocks: Blocks, buckets: Blocks) -> tuple[Blocks, Blocks]:
-        """Take blocks that are not the first out of their buckets, where the one before stays; returns the others."""
-        before = self._first.take(buckets)
-        while True:
-            far = (self._after.take(before) != blocks).nonzero()[0]
-            if not far.size:
-                break
-            before[far] = self._after.take(before[far])
-        stays = self._group.take(before) >= 0
-        self._after[before[stays]] = self._after.take(blocks[stays])
-        return blocks[~stays], buckets[~stays]
+                self._unlink(held[inner].tolist(), buckets[inner].tolist())
+        return [(group, len(held)) for group, held in split]
 
     def find_many(self, group: int, digests: Digests) -> npt.NDArray[np.int32]:
         """The oldest block of each key, 0 where there is none."""
@@ -237,7 +220,7 @@ class KeyIndex:
 
     def _buckets(self, first_words: Digests, group: int) -> Blocks:
         mixed = first_words ^ np.uint64(self._mixes[group])
-        buckets: Blocks = (mixed & np.uint64(self._mask)).astype(np.intp)
+        buckets: Blocks = (mixed & np.uint64(self._mask)).view(np.intp)  # far below the sign bit
         return buckets
 
     def oldest_first(self) -> Blocks:

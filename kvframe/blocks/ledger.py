@@ -53,7 +53,8 @@ class Ledger:
         grown = len(deaths) + len(tokens)
         self.cuts = (len(deaths), grown, grown + len(states))
         self.thresholds = np.full((len(self.kinds), rows), NEVER, np.int32)
-        at = {kind_and_group: items(self.thresholds[e]) for e, kind_and_group in enumerate(self.kinds)}
+        self._threshold_at = tuple(items(row) for row in self.thresholds)
+        at = dict(zip(self.kinds, self._threshold_at, strict=True))
         self.grow_at = {g: at[kind, g] for kind, g in self.kinds if kind in ("grow", "state")}
         self.die_at = {g: at[kind, g] for kind, g in self.kinds if kind == "die"}
         self.key_at = {g: at[kind, g] for kind, g in self.kinds if kind == "key"}
@@ -75,15 +76,16 @@ class Ledger:
         self.computed_at[row] = 0
         self.known_at[row] = request.num_tokens
         self.prompt_at[row] = request.prompt
-        self.freed[:, row] = 0
-        self.registered[:, row] = 0
+        for counts in (*self.freed_at, *self.registered_at):
+            counts[row] = 0
         return row
 
     def close(self, row: int) -> BlockRequest:
         """Free a row; its thresholds never fire again."""
         request = self.request(row)
         self.requests[row] = None
-        self.thresholds[:, row] = NEVER
+        for threshold in self._threshold_at:
+            threshold[row] = NEVER
         self.moved.append(row)
         heapq.heappush(self._free_rows, row)
         return request

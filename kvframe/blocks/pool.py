@@ -169,21 +169,20 @@ class BlockPool:
         evicts = self._cache is not None and self._queue.num_empty < count
         blocks = self._queue.take_many(count)
         if evicts and self._cache is not None:
-            keyed = self._cache.index_of[group].keyed(blocks)
-            if keyed.any():
-                self._cache.drop_all(group, blocks[keyed].tolist())
+            self._cache.drop_many(group, blocks)
         self.refs[blocks] = 1
         return blocks
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        if set(self.refs.take(blocks).tolist()) - {1}:
+        if (self.refs.take(blocks) != 1).nonzero()[0].size:
             return False
         self.refs[blocks] = 0
         index = None if self._cache is None else self._cache.index_of[group]
-        if index is None or not index.any_keyed(blocks):
+        cached = 0 if index is None else index.num_keyed(blocks)
+        if index is None or not cached:
             self._queue.push_empty(blocks)
-        elif index.all_keyed(blocks):
+        elif cached == len(blocks):
             self._queue.push_cached(blocks)
         else:
             keyed = index.keyed(blocks)

@@ -160,26 +160,30 @@ class PrefixCache:
 
     def drop_all(self, group: int, blocks: list[int]) -> None:
         """`drop` for blocks that are about to be overwritten."""
-        index = self.index_of[group]
-        self._count(index, blocks)
-        if self._covers or self._further or (self.watcher is not None and len(blocks) <= FEW):
-            for block in blocks:
-                self.drop(group, block)
+        if len(blocks) > FEW and not (self._covers or self._further):
+            self.drop_many(group, np.array(blocks, np.intp))
             return
-        if self.watcher is not None:
-            for owner, _, digests in index.keys_by_group(np.array(blocks, np.intp)):
-                self.watcher.went(owner, digests)
-        index.remove_keyed(blocks)
-
-    def _count(self, index: KeyIndex, blocks: list[int]) -> None:
-        evicted = self.evicted
-        if len(blocks) > FEW:
-            for owner, held, _ in index.keys_by_group(np.array(blocks, np.intp)):
-                evicted[owner] += len(held)
-            return
+        index, evicted = self.index_of[group], self.evicted
+        only_first = not (self._covers or self._further or self.watcher)
         for block in blocks:
             if block in index:
                 evicted[index.group(block)] += 1
+                if only_first:
+                    index.remove(block)
+                else:
+                    self.drop(group, block)
+
+    def drop_many(self, group: int, blocks: Blocks) -> None:
+        """`drop_all` for many blocks."""
+        if self._covers or self._further:
+            self.drop_all(group, blocks.tolist())
+            return
+        index = self.index_of[group]
+        if self.watcher is not None:
+            for owner, _, digests in index.keys_by_group(blocks):
+                self.watcher.went(owner, digests)
+        for owner, count in index.remove_many(blocks):
+            self.evicted[owner] += count
 
     def move(self, group: int, source: int, target: int) -> None:
         """Give the keys of `source` to `target`, which has none and gets a copy of the content."""

@@ -217,7 +217,7 @@ class RowOps:
         # Blocks without a key are handed out next, those of the last row first, as if rows came one by one.
         if self.cache is None:
             blocks = blocks[np.argsort(-owners, kind="stable")]
-        elif not self.cache.index_of[g].all_keyed(blocks):
+        elif self.cache.index_of[g].num_keyed(blocks) < len(blocks):
             keyed = self.cache.index_of[g].keyed(blocks)
             last_first = np.argsort(-owners[~keyed], kind="stable")
             blocks = np.concatenate((blocks[keyed], blocks[~keyed][last_first]))

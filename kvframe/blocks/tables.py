@@ -115,8 +115,10 @@ class BlockTables:
         """Empty a row; returns its blocks, the last first."""
         length = self.length_at[group][slot]
         row = self.tables[group][slot, :length]
-        backwards = row[::-1]
-        blocks = backwards[backwards.nonzero()[0]].astype(np.intp)
+        blocks: Places = row[::-1].astype(np.intp)
+        used = blocks.nonzero()[0]
+        if len(used) < length:
+            blocks = blocks[used]
         row.fill(0)
         self.length_at[group][slot] = 0
         self._touch_range(group, slot, 0, length)

@@ -41,7 +41,7 @@ class Tails:
         self._end = self._start + config.hash_unit + config.hash_lookahead
         self._cursor = self._start.copy()
         self._begin = self._start + config.hash_lookahead  # where a row goes on when it was hashed
-        self._cursor_at, self._begin_at = items(self._cursor), items(self._begin)
+        self._cursor_at, self._begin_at, self._start_at = map(items, (self._cursor, self._begin, self._start))
         self._digests: list[bytearray] = [bytearray() for _ in range(rows)]
         self._last = [b""] * rows  # the last hash of each row
         self._latest: tuple[list[int], list[bytes]] = ([], [])  # rows that were hashed last, and their hashes
@@ -59,16 +59,17 @@ class Tails:
         """Take over a request's tail when it is admitted."""
         if self._hashing:
             chain = self._ledger.request(row).chain
-            start = int(self._start[row])
-            self._flat[start : start + len(chain.tail)] = chain.tail
-            self._cursor[row] = start + len(chain.tail)
+            start = self._start_at[row]
+            if len(chain.tail):
+                self._flat[start : start + len(chain.tail)] = chain.tail
+            self._cursor_at[row] = start + len(chain.tail)
             self._raw[row], self._digests[row] = chain.raw, chain.digests
             self._note(row, chain)
 
     def _note(self, row: int, chain: TokenChain) -> None:
-        at = row * self._row_bytes
-        self._bytes[at : at + DIGEST_BYTES] = chain.parent
-        self._last[row] = bytes(chain.parent)
+        at, parent = row * self._row_bytes, chain.parent
+        self._bytes[at : at + DIGEST_BYTES] = parent
+        self._last[row] = parent
         self._latest = ([], [])
         self.hashed_at[row] = chain.num_units * self._unit
 
@@ -77,7 +78,7 @@ class Tails:
         chain = self._ledger.request(row).chain
         chain.num_tokens = self._ledger.known_at[row]
         if self._hashing:
-            chain.tail = self._flat[self._start[row] : self._cursor[row]].copy()
+            chain.tail = self._flat[self._start_at[row] : self._cursor_at[row]].copy()
 
     def leave(self, row: int) -> None:
         """The row's request is gone: what the row gets from now on is nobody's."""
@@ -114,7 +115,7 @@ class Tails:
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Some tokens for one row."""
         chain = self._ledger.request(row).chain
-        if not len(tokens) and self._cursor[row] == self._start[row]:
+        if not len(tokens) and self._cursor_at[row] == self._start_at[row]:
             # Nothing waits to be hashed: a chain that its engine hashes takes over what is new there.
             chain.num_tokens = self._ledger.known_at[row]
             chain.extend(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def test_the_oldest_block_of_a_key_is_found(story):
     for change, blocks, group, choices, asked in [*story, ("remove", [], 0, random.Random(0), True)]:
         choices.shuffle(blocks)
         if change == "remove":
-            index.remove_keyed(blocks)
+            groups = [held[block][0] for block in blocks if block in held]
+            assert dict(index.remove_many(np.array(blocks, np.intp))) == Counter(groups)
             for block in blocks:
                 held.pop(block, None)
         else:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from kvframe.blocks import keying, keys, pool, prefix, queues, rowops, stepping
+from kvframe.blocks import keying, pool, prefix, queues, rowops, stepping
 from kvframe.errors import SpecError
 from tests.blocks.world import OPERATIONS, World, random_config
 
@@ -124,7 +124,7 @@ def test_what_is_done_for_many_at_once_keeps_the_laws_for_few(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same operations with loops over single blocks switched off, so that arrays do everything."""
-    for module in (keying, keys, pool, prefix, queues, rowops, stepping):
+    for module in (keying, pool, prefix, queues, rowops, stepping):
         monkeypatch.setattr(module, "FEW", 0)
     choices = random.Random(seed)
     try:
