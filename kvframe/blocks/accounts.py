@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvframe.blocks.config import BlockConfig
-from kvframe.blocks.pool import BlockPool, Blocks
+from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.prefix import PrefixCache
+from kvframe.blocks.queues import Blocks
 from kvframe.blocks.quotas import Quotas, Tenant, share_of
 from kvframe.blocks.slabs import SlabPool
 from kvframe.checks import cdiv

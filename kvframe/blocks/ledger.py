@@ -5,14 +5,15 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
+import numpy.typing as npt
 
-from kvframe.blocks.arrays import items
+from kvframe.blocks.arrays import Counts, items
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.requests import BlockRequest
 from kvframe.blocks.rules import NEVER, GroupRule
 
-Counts = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Tokens = npt.NDArray[np.int32]
 
 
 class Ledger:
@@ -30,8 +31,8 @@ class Ledger:
     def __init__(self, config: BlockConfig, rules: tuple[GroupRule, ...]) -> None:
         rows, groups = config.max_requests, len(rules)
         self.rows = rows
-        self.computed = np.zeros(rows, np.int32)  # tokens whose content is stored or scheduled
-        self.known = np.zeros(rows, np.int32)  # tokens whose ids are known
+        self.computed_counts = Counts(rows)  # tokens whose content is stored or scheduled
+        self.known_counts = Counts(rows)  # tokens whose ids are known
         self.prompt = np.zeros(rows, np.int32)
         # Of the width of an index, so that numpy takes them as such.
         self.freed = np.zeros((groups, rows), np.intp)  # entries below are dead and given back
@@ -58,10 +59,29 @@ class Ledger:
         self.grow_at = {g: at[kind, g] for kind, g in self.kinds if kind in ("grow", "state")}
         self.die_at = {g: at[kind, g] for kind, g in self.kinds if kind == "die"}
         self.key_at = {g: at[kind, g] for kind, g in self.kinds if kind == "key"}
-        self.computed_at, self.known_at = items(self.computed), items(self.known)
         self.prompt_at = items(self.prompt)
         self.freed_at = tuple(items(row) for row in self.freed)
         self.registered_at = tuple(items(row) for row in self.registered)
+
+    @property
+    def computed(self) -> Tokens:
+        """By row, tokens whose content is stored or scheduled; it holds until the next step."""
+        return self.computed_counts.array
+
+    @property
+    def computed_at(self) -> memoryview:
+        """`computed` for loops."""
+        return self.computed_counts.at
+
+    @property
+    def known(self) -> Tokens:
+        """By row, tokens whose ids are known; it holds until the next `append`."""
+        return self.known_counts.array
+
+    @property
+    def known_at(self) -> memoryview:
+        """`known` for loops."""
+        return self.known_counts.at
 
     @property
     def has_room(self) -> bool:

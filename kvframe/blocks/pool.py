@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from kvframe.blocks.arrays import FEW, items
 from kvframe.blocks.errors import BlockError, not_held
 from kvframe.blocks.prefix import PrefixCache
-from kvframe.blocks.queues import EvictionPolicy
+from kvframe.blocks.queues import Blocks, EvictionPolicy, Ids
 
 NULL = 0  # the id of the null block, never handed out
-
-Blocks = npt.NDArray[np.intp]
 
 
 class Pool(Protocol):
@@ -164,14 +161,15 @@ class BlockPool:
         """`give_back`: here all blocks wait in one order."""
         self.give_back(group, blocks)
 
-    def take_many(self, group: int, count: int) -> Blocks:
+    def take_many(self, group: int, count: int) -> Ids:
         """`take` for many blocks."""
         evicts = self._cache is not None and self._queue.num_empty < count
-        blocks = self._queue.take_many(count)
+        ids = self._queue.take_many(count)
+        blocks = ids.astype(np.intp)
         if evicts and self._cache is not None:
             self._cache.drop_many(group, blocks)
         self.refs[blocks] = 1
-        return blocks
+        return ids
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from kvframe.blocks.arrays import FEW, items
 
-Blocks = npt.NDArray[np.intp]
+Blocks = npt.NDArray[np.intp]  # block ids as numpy takes them for an index
+Ids = npt.NDArray[np.int32]  # block ids as tables hold them
 
 
 class FreeQueue(Protocol):
@@ -37,7 +38,7 @@ class FreeQueue(Protocol):
     def take(self, count: int) -> list[int]:
         """Take the next `count` blocks out, to be overwritten; there are that many."""
 
-    def take_many(self, count: int) -> Blocks:
+    def take_many(self, count: int) -> Ids:
         """`take` as an array."""
 
     def reuse(self, blocks: list[int] | Blocks) -> None:
@@ -130,12 +131,13 @@ class LruQueue:
             self._start += more
         return taken
 
-    def take_many(self, count: int) -> Blocks:
+    def take_many(self, count: int) -> Ids:
         """`take` as an array."""
         if self._holes:
-            return np.array(self.take(count), np.intp)
+            return np.array(self.take(count), np.int32)
         self._start += count
-        return self._ring[self._start - count : self._start].astype(np.intp)
+        taken: Ids = self._ring[self._start - count : self._start].copy()
+        return taken
 
     def reuse(self, blocks: list[int] | Blocks) -> None:
         """Leave a hole where each block was."""
@@ -219,9 +221,9 @@ class FrequencyQueue:
         self._is_kept[taken] = self._found[taken] = False
         return taken
 
-    def take_many(self, count: int) -> Blocks:
+    def take_many(self, count: int) -> Ids:
         """`take` as an array."""
-        return np.array(self.take(count), np.intp)
+        return np.array(self.take(count), np.int32)
 
     def reuse(self, blocks: list[int] | Blocks) -> None:
         """Remember that these blocks were found."""

@@ -14,8 +14,9 @@ from kvframe.blocks.arrays import FEW
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.keying import StateNotes
 from kvframe.blocks.ledger import Ledger
-from kvframe.blocks.pool import BlockPool, Blocks, Pool
+from kvframe.blocks.pool import BlockPool, Pool
 from kvframe.blocks.prefix import PrefixCache
+from kvframe.blocks.queues import Blocks
 from kvframe.blocks.results import Copy
 from kvframe.blocks.rules import NEVER, GroupRule
 from kvframe.blocks.state import StateGrowth, exported_position, state_growth

@@ -28,8 +28,7 @@ class Singles:
     def __init__(self, ops: RowOps, keying: Keying, pool: BlockPool, tails: Tails) -> None:
         self._ops, self._keying, self._pool, self._cache = ops, keying, pool, ops.cache
         self._longest, self._touch = ops.config.max_model_len, ops.tables.touch_some
-        self._computed, self._known = ops.ledger.computed_at, ops.ledger.known_at
-        self._hashed, self._last = tails.hashed_at, tails.last
+        self._ledger, self._hashed, self._last = ops.ledger, tails.hashed_at, tails.last
         # By group: its table and the length of a row there, then what each kind of event is about.
         ledger, tables = ops.ledger, ops.tables
         self._tables = tuple(zip(tables.flat_at, tables.widths, strict=True))
@@ -70,7 +69,7 @@ class Singles:
 
     def _one_dies(self, rule: GroupRule, rows: list[int], wakes: memoryview, behind: Any) -> bool:
         """Whether each row is awake for its entry, and not yet for the next."""
-        computed, (freed, _) = self._computed, self._dead[rule.index]
+        computed, (freed, _) = self._ledger.computed_at, self._dead[rule.index]
         waits: Sequence[int] = [behind] * len(rows) if isinstance(behind, int) else behind[rows].tolist()
         for row, wait in zip(rows, waits, strict=True):
             dead, now = freed[row], computed[row] - wait + 1
@@ -80,7 +79,7 @@ class Singles:
 
     def grows_singly(self, rule: GroupRule, cohort: Cohort, lookahead: int) -> bool:
         """Whether each row lacks exactly one entry; never so beyond the longest request."""
-        computed, longest, (_, grow_at) = self._computed, self._longest, self._lengths[rule.index]
+        computed, longest, (_, grow_at) = self._ledger.computed_at, self._longest, self._lengths[rule.index]
         for row in cohort.rows:  # noqa: SIM110 - a generator costs twice as much
             if not computed[row] + lookahead == grow_at[row] <= longest:
                 return False
@@ -132,6 +131,7 @@ class Singles:
             if hashed[row] >= end:
                 cache.add_few(g, blocks, last(full), full, ends)
                 full, ends, blocks = [], [], []
-                self._keying.register_group(rule, publishing, row, min(self._computed[row], self._known[row]))
+                final = min(self._ledger.computed_at[row], self._ledger.known_at[row])
+                self._keying.register_group(rule, publishing, row, final)
         cache.add_few(g, blocks, last(full), full, ends)
         return True

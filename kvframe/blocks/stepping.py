@@ -78,7 +78,7 @@ class Stepper:
 
     def _turn(self, wheel: TimingWheel) -> StepResult:
         woken = wheel.turn()
-        np.add(wheel.computed, ONE, wheel.computed)
+        self._ledger.computed_counts.one_more(wheel.count)
         if not woken:
             return ALL_SERVED
         if not self._run_surely(woken, 1 + wheel.in_flight):
@@ -118,7 +118,8 @@ class Stepper:
         if isinstance(slots, int):
             if self._views[0] != slots:
                 self._views = self._dense_views(slots)
-            count, computed, limits, flat, woken = self._views
+            count, limits, flat, woken = self._views
+            computed = ledger.computed[:count]
             # A number that becomes an array costs more than the sum.
             np.add(computed, ONE if isinstance(new, int) and new == 1 else new, computed)
         else:
@@ -139,10 +140,9 @@ class Stepper:
         return self._wake(_by_kind(events.tolist(), count, None if rows is None else rows.tolist()), call)
 
     def _dense_views(self, count: int) -> tuple[Any, ...]:
-        ledger = self._ledger
         flat = self._woken[: len(self._rules) * count]
         woken = flat.reshape(len(self._rules), count)
-        return count, ledger.computed[:count], ledger.thresholds[:, :count], flat, woken
+        return count, self._ledger.thresholds[:, :count], flat, woken
 
     def _for_rows(self, which: int, rows: Rows | None, value: Any) -> Any:
         """A number, or numbers by place in the call, as numbers by row."""

@@ -78,7 +78,7 @@ class BlockTables:
         self.flat_at[group][slot * self.widths[group] + entry] = block
         self._touch_range(group, slot, entry, entry + 1)
 
-    def append(self, group: int, slot: int, blocks: Sequence[int] | Places) -> None:
+    def append(self, group: int, slot: int, blocks: Sequence[int] | Table) -> None:
         """Add entries at the end of a row."""
         if not len(blocks):
             return
@@ -178,32 +178,36 @@ class BlockTables:
                 DirtyRows(g, slots, np.zeros_like(slots), np.full_like(slots, width))
                 for g, width in enumerate(self.widths)
             ]
-        changed = [
-            DirtyRows(group, slots, starts, starts + ONE if stops is None else stops)
-            for group, slots, starts, stops in self._batches
-        ]
+        changed = []
+        if self._batches:
+            changed += [
+                DirtyRows(group, slots, starts, starts + ONE if stops is None else stops)
+                for group, slots, starts, stops in self._batches
+            ]
+            self._batches = []
         if self._lists:
             changed += self._from_lists()
-        for group, ranges in enumerate(self._ranges):
-            if ranges:
-                columns = np.array(ranges, np.intp).reshape(-1, 3)
-                changed.append(DirtyRows(group, columns[:, 0], columns[:, 1], columns[:, 2]))
-                self._ranges[group] = []
-        self._batches, self._lists = [], []
+            self._lists = []
+        if any(self._ranges):
+            changed += self._from_ranges()
         return changed
+
+    def _from_ranges(self) -> list[DirtyRows]:
+        columns = [np.array(ranges, np.intp).reshape(-1, 3).T for ranges in self._ranges]
+        self._ranges = [[] for _ in self.widths]
+        return [DirtyRows(group, *parts) for group, parts in enumerate(columns) if parts.size]
 
     def _from_lists(self) -> list[DirtyRows]:
         # One array for all, since making one costs more than what is in it.
-        slots: list[int] = []
-        entries: list[int] = []
-        ends = []
-        for _, some, theirs in self._lists:
-            slots += some
-            entries += theirs
-            ends.append(len(slots))
-        both = np.array(slots + entries, np.intp).reshape(2, -1)
-        every, starts, stops, start, changed = both[0], both[1], both[1] + ONE, 0, []
-        for (group, _, _), end in zip(self._lists, ends, strict=True):
-            changed.append(DirtyRows(group, every[start:end], starts[start:end], stops[start:end]))
-            start = end
+        numbers: list[int] = []
+        for _, slots, entries in self._lists:
+            numbers += slots
+            numbers += entries
+            numbers += [entry + 1 for entry in entries]
+        every, at, changed = np.array(numbers, np.intp), 0, []
+        for group, slots, _ in self._lists:
+            count = len(slots)
+            starts, stops, end = at + count, at + 2 * count, at + 3 * count
+            changed.append(DirtyRows(group, every[at:starts], every[starts:stops], every[stops:end]))
+            at = end
         return changed

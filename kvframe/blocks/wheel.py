@@ -57,8 +57,7 @@ class TimingWheel:
 
     def __init__(self, ledger: Ledger, count: int, in_flight: int, longest: int, span: int = SPAN) -> None:
         self.count, self.in_flight = count, in_flight
-        self.computed = ledger.computed[:count]
-        self._ledger, self._computed_at, self._longest = ledger, ledger.computed_at, longest
+        self._ledger, self._longest = ledger, longest
         self._limits = tuple(items(limits) for limits in ledger.thresholds)
         self._delays = tuple(in_flight if kind == "die" else 0 for kind, _ in ledger.kinds)
         self._clock, self._span, self._mask = 0, span, span - 1
@@ -69,7 +68,7 @@ class TimingWheel:
     def _fill(self, kind: int) -> list[Cohort | None]:
         """Place all rows for one kind of event."""
         span, limits = self._span, self._ledger.thresholds[kind, : self.count]
-        distances = limits.astype(np.int64) - self.computed + self._delays[kind]
+        distances = limits.astype(np.int64) - self._ledger.computed[: self.count] + self._delays[kind]
         slots = np.where(limits == NEVER, 0, distances.clip(1, span))
         unsure = ((distances < 1) | (limits > self._longest)).nonzero()[0].tolist()
         counts = np.bincount(slots, minlength=span + 1)
@@ -138,7 +137,7 @@ class TimingWheel:
         self._cohort_of[kind][row] = None
         if limit == NEVER:
             return
-        distance = limit - self._computed_at[row] + self._delays[kind]
+        distance = limit - self._ledger.computed_at[row] + self._delays[kind]
         if distance < self._span:
             slot = self._slots[(self._clock + max(distance, 1)) & self._mask]
         else:
