@@ -30,7 +30,7 @@ class Counts:
     __slots__ = ("_array", "_items", "_owed", "_owed_rows")
 
     def __init__(self, rows: int) -> None:
-        self._array: npt.NDArray[np.int32] = np.zeros(rows, np.int32)
+        self._array: npt.NDArray[np.intp] = np.zeros(rows, np.intp)
         self._items = items(self._array)
         self._owed_rows, self._owed = 0, 0
 
@@ -46,7 +46,7 @@ class Counts:
         self._owed = 0
 
     @property
-    def array(self) -> npt.NDArray[np.int32]:
+    def array(self) -> npt.NDArray[np.intp]:
         """The counts; they hold until the next `one_more`."""
         if self._owed:
             self._settle()

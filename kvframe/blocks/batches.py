@@ -10,7 +10,7 @@ compared as bytes, and extremes are found in lists. What was looked up for a coh
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,20 +25,31 @@ Rows = npt.NDArray[np.intp]
 ONE = np.array(1, np.intp)
 
 
-class _Facts(NamedTuple):
-    """Of a cohort.
+class _Facts:
+    """Of a cohort of n rows.
 
     Args:
         rows: the rows.
-        about: of each row the entry that the event is about, that entry's place, and the count that wakes the row.
+        about: [3n]: of each row the entry that the event is about, then of each that entry's place in the table, then
+            of each the count that wakes the row.
+        on: [3n]: what `about` goes on by from one entry to the next.
         room: how often all rows can go on to their next entries before one comes to the longest request.
+
+    Attributes:
         went_on: the entries followed those of the event before, so that they were blank when their blocks came.
     """
 
-    rows: Rows
-    about: Rows
-    room: int
-    went_on: bool
+    __slots__ = ("about", "entries", "limits", "on", "places", "room", "rows", "went_on")
+
+    def __init__(self, rows: Rows, about: Rows, on: Rows, room: int) -> None:
+        self.rows, self.on, self.room, self.went_on = rows, on, room, False
+        self.show(about)
+
+    def show(self, about: Rows) -> None:
+        """Take over what the rows' event is about."""
+        count = len(self.rows)
+        self.about = about
+        self.entries, self.places, self.limits = about[:count], about[count : 2 * count], about[2 * count :]
 
 
 class Batches:
@@ -60,8 +71,6 @@ class Batches:
             for kind, (event, g) in enumerate(ops.ledger.kinds)
             if event in entries
         }
-        # An entry on, a place on, a block of tokens on.
-        self._next = tuple(np.array([[1], [1], [rule.block]], np.intp) for rule in ops.rules)
 
     def _facts(self, rule: GroupRule, cohort: Cohort) -> _Facts:
         if cohort.facts is None:
@@ -69,17 +78,19 @@ class Batches:
             rows = np.array(cohort.rows, np.intp)
             entries, limits = entry_of.take(rows), limits_of.take(rows)
             room = (self._longest - int(limits.max(initial=0))) // rule.block
-            about = np.array((entries, starts.take(rows) + entries, limits), np.intp)
-            cohort.facts = _Facts(rows, about, room, went_on=False)
+            about = np.concatenate((entries, starts.take(rows) + entries, limits))
+            on = np.array((1, 1, rule.block)).repeat(len(rows))  # an entry, a place, a block of tokens
+            cohort.facts = _Facts(rows, about, on, room)
         facts: _Facts = cohort.facts
         return facts
 
     def _advance(self, cohort: Cohort, facts: _Facts, about: Rows, again: int) -> None:
         """The next event is about each row's next entry."""
+        facts.show(about)
         entry_of, _, limits_of = self._arrays[cohort.kind]
-        entry_of[facts.rows] = about[0]
-        limits_of[facts.rows] = about[2]
-        cohort.facts, cohort.again = _Facts(facts.rows, about, facts.room - 1, went_on=True), again
+        entry_of[facts.rows] = facts.entries
+        limits_of[facts.rows] = facts.limits
+        facts.room, facts.went_on, cohort.again = facts.room - 1, True, again
 
     def bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> bool:
         """One entry of each row dies, if that is so for all of them; see `Singles.bury`."""
@@ -87,17 +98,17 @@ class Batches:
         if wakes is None:
             return False
         facts = self._facts(rule, cohort)
-        rows, about = facts.rows, facts.about + self._next[g]
-        surely = cohort.sure and rule.steady
+        rows, about = facts.rows, facts.about + facts.on
+        surely, following = cohort.sure and rule.steady, about[: len(facts.rows)]
         if not surely:
-            about[2] = wakes.take(about[0] + ONE)
-            if not self._one_dies(facts, about[2], behind):
+            limits = about[2 * len(rows) :] = wakes.take(following + ONE)
+            if not self._one_dies(facts, limits, behind):
                 return False
-        blocks = self._tables.flat[g].take(facts.about[1]).astype(np.intp)
+        blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
         if 0 in blocks.tolist():
             return False
-        self._tables.flat[g][facts.about[1]] = 0
-        self._tables.touch_many(g, rows, facts.about[0])
+        self._tables.flat[g][facts.places] = 0
+        self._tables.touch_many(g, rows, facts.entries, following)
         if not self._pool.give_back_many(g, blocks):
             self._pool.give_back(g, blocks.tolist())  # shared blocks, which may come twice
         self._advance(cohort, facts, about, rule.block if surely else 0)
@@ -107,7 +118,7 @@ class Batches:
         """Whether each row is awake for its entry, and not yet for the next."""
         gone = behind if isinstance(behind, int) else behind.take(facts.rows)
         now = self._ledger.computed.take(facts.rows) - gone + 1
-        return bool((facts.about[2] <= now).all() and (following > now).all())
+        return bool((facts.limits <= now).all() and (following > now).all())
 
     def grows_singly(self, rule: GroupRule, cohort: Cohort, lookahead: int) -> bool:
         """Whether each row lacks exactly one entry; never so beyond the longest request."""
@@ -115,17 +126,18 @@ class Batches:
         if cohort.sure and not lookahead:
             return True
         tokens = self._ledger.computed.take(facts.rows) + lookahead
-        return bool((facts.about[2] == tokens).all() and (tokens <= self._longest).all())
+        return bool((facts.limits == tokens).all() and (tokens <= self._longest).all())
 
     def grow(self, rule: GroupRule, cohort: Cohort) -> None:
         """One block for each row, which `grows_singly`. The pool has them."""
         g, facts = rule.index, self._facts(rule, cohort)
         blocks = self._pool.take_many(g, len(cohort.rows))
-        self._tables.flat[g][facts.about[1]] = blocks
-        self._tables.touch_many(g, facts.rows, facts.about[0])
-        about, again = facts.about + self._next[g], rule.block
+        self._tables.flat[g][facts.places] = blocks
+        about, again = facts.about + facts.on, rule.block
+        self._tables.touch_many(g, facts.rows, facts.entries, about[: len(facts.rows)])
         if facts.room <= 0:
-            about[2], again = np.minimum(about[2], self._longest + 1), 0
+            limits, again = about[2 * len(facts.rows) :], 0
+            np.minimum(limits, self._longest + 1, out=limits)
         self._advance(cohort, facts, about, again)
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks.tolist()
@@ -136,12 +148,12 @@ class Batches:
         if cache is None or publishing is None or not publishing.plain:
             return False
         facts = self._facts(rule, cohort)
-        rows, ends = facts.rows, facts.about[2]
+        rows, ends = facts.rows, facts.limits
         if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
             return False
-        blocks = self._tables.flat[g].take(facts.about[1]).astype(np.intp)
+        blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
         if not facts.went_on and (0 in blocks.tolist() or cache.index_of[g].num_keyed(blocks)):
             return False
         cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
-        self._advance(cohort, facts, facts.about + self._next[g], rule.block if cohort.sure else 0)
+        self._advance(cohort, facts, facts.about + facts.on, rule.block if cohort.sure else 0)
         return True

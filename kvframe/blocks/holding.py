@@ -58,7 +58,7 @@ class HoldBack:
             in_flight: tokens of each that have not settled.
         """
         ledger, picked = self._ops.ledger, slice(rows) if isinstance(rows, int) else rows
-        after = ledger.computed[picked] + np.asarray(new, np.int32) + lookahead
+        after = ledger.computed[picked] + np.asarray(new, np.intp) + lookahead
         woken = after >= ledger.thresholds[self._growth][:, picked]
         growing = woken.any(axis=0).nonzero()[0]
         close = self._close(woken[:, growing], self._tenants[picked][growing], int(np.max(new)) + lookahead)

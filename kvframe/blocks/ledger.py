@@ -13,7 +13,7 @@ from kvframe.blocks.errors import BlockError
 from kvframe.blocks.requests import BlockRequest
 from kvframe.blocks.rules import NEVER, GroupRule
 
-Tokens = npt.NDArray[np.int32]
+Tokens = npt.NDArray[np.intp]
 
 
 class Ledger:
@@ -21,7 +21,8 @@ class Ledger:
 
     Events come in this order: deaths, growth of token groups, growth of state groups, keys; `cuts` says where the last
     three begin. An event may fire too
-    early (drafts, tokens in flight); it never fires too late.
+    early (drafts, tokens in flight); it never fires too late. All counts have an index's width: numpy takes them as
+    such, and a cast costs it more than the rest.
 
     Args:
         config: limits.
@@ -33,8 +34,7 @@ class Ledger:
         self.rows = rows
         self.computed_counts = Counts(rows)  # tokens whose content is stored or scheduled
         self.known_counts = Counts(rows)  # tokens whose ids are known
-        self.prompt = np.zeros(rows, np.int32)
-        # Of the width of an index, so that numpy takes them as such.
+        self.prompt = np.zeros(rows, np.intp)
         self.freed = np.zeros((groups, rows), np.intp)  # entries below are dead and given back
         self.registered = np.zeros((groups, rows), np.intp)  # entries below were keyed, or passed over
         self.requests: list[BlockRequest | None] = [None] * rows
@@ -53,7 +53,7 @@ class Ledger:
         )
         grown = len(deaths) + len(tokens)
         self.cuts = (len(deaths), grown, grown + len(states))
-        self.thresholds = np.full((len(self.kinds), rows), NEVER, np.int32)
+        self.thresholds = np.full((len(self.kinds), rows), NEVER, np.intp)
         self._threshold_at = tuple(items(row) for row in self.thresholds)
         at = dict(zip(self.kinds, self._threshold_at, strict=True))
         self.grow_at = {g: at[kind, g] for kind, g in self.kinds if kind in ("grow", "state")}

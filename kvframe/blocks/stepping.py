@@ -20,7 +20,7 @@ from kvframe.blocks.wheel import Cohort, TimingWheel, Woken
 
 Rows = npt.NDArray[np.intp]
 ALL_SERVED = StepResult()
-ONE = np.array(1, np.int32)
+ONE = np.array(1, np.intp)
 FEW = 40  # up to so many rows a loop costs less than numpy, whose calls find cold caches
 MOVED = 48  # more rows than these are looked at anew, all of them, where they did not go on as before
 
@@ -36,7 +36,7 @@ class Stepper:
             self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, ops.pool, tails)
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
-        self._by_row = np.zeros((2, ops.ledger.rows), np.int32)
+        self._by_row = np.zeros((2, ops.ledger.rows), np.intp)
         self._growth, self._limit = Growth(ops), ops.config.max_model_len
         self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
         self._views: tuple[Any, ...] = (-1,)
@@ -127,7 +127,7 @@ class Stepper:
             count, limits = len(rows), ledger.thresholds[:, rows]
             flat = self._woken[: limits.size]
             woken = flat.reshape(len(self._rules), count)
-            computed = ledger.computed[rows] + (new if isinstance(new, int) else np.asarray(new, np.int32))
+            computed = ledger.computed[rows] + (new if isinstance(new, int) else np.asarray(new, np.intp))
             ledger.computed[rows] = computed
         np.greater_equal(computed, limits, woken)
         if lookahead:

@@ -53,7 +53,7 @@ class BlockTables:
         self.starts: tuple[Places, ...] = tuple(np.arange(rows) * width for width in widths)
         self._ranges: list[list[int]] = [[] for _ in widths]  # slot, first entry, end, slot, first entry, …
         self._lists: list[tuple[int, list[int], list[int]]] = []  # group, slots, entries
-        self._batches: list[tuple[int, Places, Places, Places | None]] = []  # group, slots, starts, stops
+        self._batches: list[DirtyRows] = []
         self._all_dirty = False
         self._overflow = 16 * rows + 1024
         # The same memory by place, as arrays and for loops.
@@ -136,7 +136,7 @@ class BlockTables:
         blocks = table.take(places)
         table[places] = 0
         self.length[group][slots] = 0
-        self._batches.append((group, slots, np.zeros_like(slots), lengths))
+        self._batches.append(DirtyRows(group, slots, np.zeros_like(slots), lengths))
         used = blocks.nonzero()[0]
         return blocks.take(used).astype(np.intp), owners.take(used)
 
@@ -154,9 +154,9 @@ class BlockTables:
         if len(self._lists) > MANY:
             self._mark_all()
 
-    def touch_many(self, group: int, slots: Places, entries: Places) -> None:
-        """Note that one entry of each of these rows changed; the arrays are kept, and must not change after."""
-        self._batches.append((group, slots, entries, None))
+    def touch_many(self, group: int, slots: Places, starts: Places, stops: Places) -> None:
+        """Note that these rows changed in [starts, stops); the arrays are kept, and must not change after."""
+        self._batches.append(DirtyRows(group, slots, starts, stops))
         if len(self._batches) > MANY:
             self._mark_all()
 
@@ -178,13 +178,7 @@ class BlockTables:
                 DirtyRows(g, slots, np.zeros_like(slots), np.full_like(slots, width))
                 for g, width in enumerate(self.widths)
             ]
-        changed = []
-        if self._batches:
-            changed += [
-                DirtyRows(group, slots, starts, starts + ONE if stops is None else stops)
-                for group, slots, starts, stops in self._batches
-            ]
-            self._batches = []
+        changed, self._batches = self._batches, []
         if self._lists:
             changed += self._from_lists()
             self._lists = []

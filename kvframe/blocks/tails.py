@@ -14,7 +14,7 @@ from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.hashing import TokenChain
 from kvframe.blocks.ledger import Ledger
 
-ONE = np.array(1, np.int32)
+ONE = np.array(1, np.intp)
 
 
 class Tails:

@@ -68,7 +68,7 @@ class TimingWheel:
     def _fill(self, kind: int) -> list[Cohort | None]:
         """Place all rows for one kind of event."""
         span, limits = self._span, self._ledger.thresholds[kind, : self.count]
-        distances = limits.astype(np.int64) - self._ledger.computed[: self.count] + self._delays[kind]
+        distances = limits - self._ledger.computed[: self.count] + self._delays[kind]
         slots = np.where(limits == NEVER, 0, distances.clip(1, span))
         unsure = ((distances < 1) | (limits > self._longest)).nonzero()[0].tolist()
         counts = np.bincount(slots, minlength=span + 1)
