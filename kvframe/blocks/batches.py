@@ -72,7 +72,8 @@ class Batches:
             if event in entries
         }
 
-    def _facts(self, rule: GroupRule, cohort: Cohort) -> _Facts:
+    def look_up(self, rule: GroupRule, cohort: Cohort) -> _Facts:
+        """What is known of the cohort's rows while nobody else changes them."""
         if cohort.facts is None:
             entry_of, starts, limits_of = self._arrays[cohort.kind]
             rows = np.array(cohort.rows, np.intp)
@@ -97,7 +98,7 @@ class Batches:
         g, wakes = rule.index, rule.wakes
         if wakes is None:
             return False
-        facts = self._facts(rule, cohort)
+        facts = self.look_up(rule, cohort)
         rows, about = facts.rows, facts.about + facts.on
         surely, following = cohort.sure and rule.steady, about[: len(facts.rows)]
         if not surely:
@@ -122,7 +123,7 @@ class Batches:
 
     def grows_singly(self, rule: GroupRule, cohort: Cohort, lookahead: int) -> bool:
         """Whether each row lacks exactly one entry; never so beyond the longest request."""
-        facts = self._facts(rule, cohort)
+        facts = self.look_up(rule, cohort)
         if cohort.sure and not lookahead:
             return True
         tokens = self._ledger.computed.take(facts.rows) + lookahead
@@ -130,7 +131,7 @@ class Batches:
 
     def grow(self, rule: GroupRule, cohort: Cohort) -> None:
         """One block for each row, which `grows_singly`. The pool has them."""
-        g, facts = rule.index, self._facts(rule, cohort)
+        g, facts = rule.index, self.look_up(rule, cohort)
         blocks = self._pool.take_many(g, len(cohort.rows))
         self._tables.flat[g][facts.places] = blocks
         about, again = facts.about + facts.on, rule.block
@@ -147,7 +148,7 @@ class Batches:
         g, cache, publishing = rule.index, self._ops.cache, rule.publishing
         if cache is None or publishing is None or not publishing.plain:
             return False
-        facts = self._facts(rule, cohort)
+        facts = self.look_up(rule, cohort)
         rows, ends = facts.rows, facts.limits
         if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
             return False

@@ -64,7 +64,15 @@ class Stepper:
         self._wheel = None
         if self._steady > 1 and isinstance(in_flight, int):
             self._wheel = TimingWheel(self._ledger, count, in_flight, self._limit)
+            self._look_up(self._wheel)
         return self._wheel
+
+    def _look_up(self, wheel: TimingWheel) -> None:
+        """Have what numpy will ask in the coming steps asked at once, while its code is warm."""
+        if self._common is not None:
+            for cohort in wheel.cohorts():
+                if len(cohort.rows) > FEW and not self._first_state <= cohort.kind < self._first_key:
+                    self._common[1].look_up(self._rules[cohort.kind], cohort)
 
     def _look_aside(self, slots: Any) -> None:
         """Another kind of step is to come: the wheel bears it where it concerns few rows."""

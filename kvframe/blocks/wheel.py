@@ -7,6 +7,7 @@ between. Timing wheels are Varghese and Lauck's (1987).
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,11 @@ class TimingWheel:
             if cohort is not None:
                 cohort.sure = False
         return cohort_of
+
+    def cohorts(self) -> Iterator[Cohort]:
+        """All that will wake within the span."""
+        for woken in self._slots:
+            yield from woken.values()
 
     def turn(self) -> Woken:
         """Go on by one step, before the rows do. What wakes is out of the wheel until it is `put` back."""
