@@ -4,8 +4,9 @@ Each method does rows that gain or lose exactly one entry and says whether it di
 one by one. It changes what those would change, in the same order.
 
 The number and the kind of numpy calls count here, not their size: between two steps of an engine their code goes cold.
-`take` and assignment by an index array cost a third of an arithmetic call and a tenth of a reduction, so arrays are
-compared as bytes, and extremes are found in lists. What was looked up for a cohort is kept with it for the next time.
+`take` and assignment by an index array cost a third of an arithmetic call and a tenth of a reduction, and a cast or an
+array beyond the kilobyte that numpy keeps for itself costs more than all else. So arrays are compared as bytes, extremes
+are found in lists, and what was looked up for a cohort is kept with it and changed in place.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ class _Facts:
 
     Args:
         rows: the rows.
-        about: [3n]: of each row the entry that the event is about, then of each that entry's place in the table, then
-            of each the count that wakes the row.
-        on: [3n]: what `about` goes on by from one entry to the next.
+        entries: the entry of each that the event is about; a new array each time, since the tables' readers keep it.
+        rest: [2n]: the entries' places in the table, then the counts that wake the rows; changed in place.
+        on: [2n]: what `rest` goes on by from one entry to the next.
         room: how often all rows can go on to their next entries before one comes to the longest request.
 
     Attributes:
         went_on: the entries followed those of the event before, so that they were blank when their blocks came.
     """
 
-    __slots__ = ("about", "entries", "limits", "on", "places", "room", "rows", "went_on")
+    __slots__ = ("_on", "_rest", "entries", "limits", "places", "room", "rows", "went_on")
 
-    def __init__(self, rows: Rows, about: Rows, on: Rows, room: int) -> None:
-        self.rows, self.on, self.room, self.went_on = rows, on, room, False
-        self.show(about)
+    def __init__(self, rows: Rows, entries: Rows, rest: Rows, on: Rows, room: int) -> None:
+        self.rows, self.entries, self.room, self.went_on = rows, entries, room, False
+        self._rest, self._on = rest, on
+        self.places, self.limits = rest[: len(rows)], rest[len(rows) :]
 
-    def show(self, about: Rows) -> None:
-        """Take over what the rows' event is about."""
-        count = len(self.rows)
-        self.about = about
-        self.entries, self.places, self.limits = about[:count], about[count : 2 * count], about[2 * count :]
+    def go_on(self, entries: Rows) -> None:
+        """The next event is about these entries, which follow."""
+        np.add(self._rest, self._on, self._rest)
+        self.entries, self.room, self.went_on = entries, self.room - 1, True
 
 
 class Batches:
@@ -79,19 +80,18 @@ class Batches:
             rows = np.array(cohort.rows, np.intp)
             entries, limits = entry_of.take(rows), limits_of.take(rows)
             room = (self._longest - int(limits.max(initial=0))) // rule.block
-            about = np.concatenate((entries, starts.take(rows) + entries, limits))
-            on = np.array((1, 1, rule.block)).repeat(len(rows))  # an entry, a place, a block of tokens
-            cohort.facts = _Facts(rows, about, on, room)
+            rest = np.concatenate((starts.take(rows) + entries, limits))
+            on = np.array((1, rule.block)).repeat(len(rows))  # a place, a block of tokens
+            cohort.facts = _Facts(rows, entries, rest, on, room)
         facts: _Facts = cohort.facts
         return facts
 
-    def _advance(self, cohort: Cohort, facts: _Facts, about: Rows, again: int) -> None:
-        """The next event is about each row's next entry."""
-        facts.show(about)
+    def _note(self, cohort: Cohort, facts: _Facts, again: int) -> None:
+        """Write down which entry is next, and when."""
         entry_of, _, limits_of = self._arrays[cohort.kind]
         entry_of[facts.rows] = facts.entries
         limits_of[facts.rows] = facts.limits
-        facts.room, facts.went_on, cohort.again = facts.room - 1, True, again
+        cohort.again = again
 
     def bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> bool:
         """One entry of each row dies, if that is so for all of them; see `Singles.bury`."""
@@ -99,20 +99,22 @@ class Batches:
         if wakes is None:
             return False
         facts = self.look_up(rule, cohort)
-        rows, about = facts.rows, facts.about + facts.on
-        surely, following = cohort.sure and rule.steady, about[: len(facts.rows)]
-        if not surely:
-            limits = about[2 * len(rows) :] = wakes.take(following + ONE)
+        following, limits = facts.entries + ONE, None
+        if not (cohort.sure and rule.steady):
+            limits = wakes.take(following + ONE)
             if not self._one_dies(facts, limits, behind):
                 return False
         blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
         if 0 in blocks.tolist():
             return False
         self._tables.flat[g][facts.places] = 0
-        self._tables.touch_many(g, rows, facts.entries, following)
+        self._tables.touch_many(g, facts.rows, facts.entries, following)
         if not self._pool.give_back_many(g, blocks):
             self._pool.give_back(g, blocks.tolist())  # shared blocks, which may come twice
-        self._advance(cohort, facts, about, rule.block if surely else 0)
+        facts.go_on(following)
+        if limits is not None:
+            facts.limits[:] = limits
+        self._note(cohort, facts, rule.block if limits is None else 0)
         return True
 
     def _one_dies(self, facts: _Facts, following: Rows, behind: Any) -> bool:
@@ -134,12 +136,13 @@ class Batches:
         g, facts = rule.index, self.look_up(rule, cohort)
         blocks = self._pool.take_many(g, len(cohort.rows))
         self._tables.flat[g][facts.places] = blocks
-        about, again = facts.about + facts.on, rule.block
-        self._tables.touch_many(g, facts.rows, facts.entries, about[: len(facts.rows)])
-        if facts.room <= 0:
-            limits, again = about[2 * len(facts.rows) :], 0
-            np.minimum(limits, self._longest + 1, out=limits)
-        self._advance(cohort, facts, about, again)
+        following = facts.entries + ONE
+        self._tables.touch_many(g, facts.rows, facts.entries, following)
+        facts.go_on(following)
+        beyond = facts.room < 0
+        if beyond:
+            np.minimum(facts.limits, self._longest + 1, out=facts.limits)
+        self._note(cohort, facts, 0 if beyond else rule.block)
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks.tolist()
 
@@ -156,5 +159,6 @@ class Batches:
         if not facts.went_on and (0 in blocks.tolist() or cache.index_of[g].num_keyed(blocks)):
             return False
         cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
-        self._advance(cohort, facts, facts.about + facts.on, rule.block if cohort.sure else 0)
+        facts.go_on(facts.entries + ONE)
+        self._note(cohort, facts, rule.block if cohort.sure else 0)
         return True
