@@ -104,7 +104,7 @@ class KVCacheManager(Questions):
         Raises:
             BlockError: a request would grow beyond the longest; nothing was changed.
         """
-        if starts:
+        if starts and self._notes.keyed_now:
             self._notes.keyed_now.clear()
         result = self._stepper.step(slots, num_new_tokens, lookahead, in_flight)
         if result.refused:

@@ -75,6 +75,7 @@ class BlockPool:
         self._refs_at = items(self.refs)
         self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
         self._cache = cache
+        self._keyed = None if cache is None else cache.indices[0].group_at
 
     # --- questions ---
 
@@ -114,13 +115,14 @@ class BlockPool:
         if count > FEW:
             many: list[int] = self.take_many(group, count).tolist()
             return many
-        queue, refs = self._queue, self._refs_at
-        evicts = self._cache is not None and queue.num_empty < count
-        blocks = queue.take(count)
-        if evicts and self._cache is not None:
-            self._cache.drop_all(group, blocks)
+        refs, keyed, evicts = self._refs_at, self._keyed, False
+        blocks = self._queue.take(count)
         for block in blocks:
             refs[block] = 1
+            if keyed is not None and keyed[block] >= 0:
+                evicts = True
+        if evicts and self._cache is not None:
+            self._cache.drop_all(group, blocks)
         return blocks
 
     def touch(self, group: int, blocks: list[int]) -> None:

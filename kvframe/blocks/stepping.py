@@ -106,9 +106,9 @@ class Stepper:
                 if kind >= self._first_state or not cohort.sure:
                     return False
                 wanted += len(cohort.rows)
-        if common is None or wanted > self._ops.pool.num_free:
+        if common is None or (wanted and wanted > self._ops.pool.num_free):
             return False
-        for kind in sorted(woken):
+        for kind in sorted(woken) if len(woken) > 1 else woken:
             cohort, rule = woken[kind], self._rules[kind]
             if kind >= self._first_key:
                 self._register(rule, cohort, ())
