@@ -66,7 +66,7 @@ class Batches:
         self._ops, self._pool, self._tails = ops, pool, tails
         self._ledger, self._tables = ops.ledger, ops.tables
         self._longest = ops.config.max_model_len
-        entries = {"die": self._ledger.freed, "grow": self._tables.length, "key": self._ledger.registered}
+        entries = {"die": self._ledger.freed, "grow": self._tables.length, "state": self._tables.length, "key": self._ledger.registered}
         self._arrays = {
             kind: (entries[event][g], ops.tables.starts[g], ops.ledger.thresholds[kind])
             for kind, (event, g) in enumerate(ops.ledger.kinds)
@@ -149,16 +149,21 @@ class Batches:
     def register(self, rule: GroupRule, cohort: Cohort) -> bool:
         """Key the entry that became full in each row, if nothing else is to be done; see `Singles.register`."""
         g, cache, publishing = rule.index, self._ops.cache, rule.publishing
-        if cache is None or publishing is None or not publishing.plain:
+        if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
             return False
         facts = self.look_up(rule, cohort)
         rows, ends = facts.rows, facts.limits
+        prompts = None if publishing.plain or facts.went_on else self._ledger.prompt.take(rows)
+        if prompts is not None and (ends - rule.block < prompts).nonzero()[0].size:
+            return False
         if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
             return False
         blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
         if not facts.went_on and (0 in blocks.tolist() or cache.index_of[g].num_keyed(blocks)):
             return False
         cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
+        if rule.state:
+            self._ops.notes.keyed_now.update((g, block) for block in blocks.tolist())
         facts.go_on(facts.entries + ONE)
         self._note(cohort, facts, rule.block if cohort.sure else 0)
         return True

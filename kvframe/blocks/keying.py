@@ -161,6 +161,7 @@ class Keying:
             self.notes.shared_tail[g, row] = entry
             self.ledger.registered_at[g][row] = entry
             self.ledger.grow_at[g][row] = 0  # before the state moves on, its key moves to a copy
+            self.ledger.moved.append(row)
 
     def _key_exported(
         self, rule: GroupRule, publishing: Publishing, row: int, position: int, entry: int

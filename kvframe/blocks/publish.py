@@ -50,7 +50,8 @@ class Publishing:
         held_back: tokens at the end that a draft module may write again.
         tail_unit: the hash unit, where a prompt's tail inside a block gets a key; 0: it gets none.
         sparse: only resume points are published.
-        plain: every entry is published as soon as it is full, and nothing else is.
+        regular: every entry that begins beyond the prompt is published as soon as it is full, and nothing else is then.
+        plain: so it is from the first token on.
     """
 
     lifetime: Lifetime
@@ -63,12 +64,16 @@ class Publishing:
     held_back: int
     tail_unit: int
     sparse: bool
+    regular: bool = attrs.field(init=False)
     plain: bool = attrs.field(init=False)
+
+    @regular.default
+    def _is_regular(self) -> bool:
+        return self.stop_unit is None and not self.is_draft and self.round_to in (1, self.block)
 
     @plain.default
     def _is_plain(self) -> bool:
-        every = self.stop_unit is None and not self.lifetime.state
-        return every and not self.tail_unit and not self.is_draft and self.round_to in (1, self.block)
+        return self.regular and not self.lifetime.state and not self.tail_unit
 
     def cacheable(self, tokens: int) -> int:
         """How many of `tokens` final tokens count (contract 6.8)."""

@@ -109,10 +109,11 @@ class Singles:
         Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
         """
         g, cache, publishing = rule.index, self._cache, rule.publishing
-        if cache is None or publishing is None or not publishing.plain:
+        if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
             return False
         (flat, width), (registered, key_at), tokens = self._tables[g], self._keyed[g], rule.block
         groups, hashed, last = cache.index_of[g].group_at, self._hashed, self._last
+        prompt = None if publishing.plain else self._ledger.prompt_at
         cohort.again, cohort.facts = tokens if cohort.sure else 0, None
         full: list[int] = []
         ends: list[int] = []
@@ -120,7 +121,8 @@ class Singles:
         for row in cohort.rows:
             end, entry = key_at[row], registered[row]
             block = flat[row * width + entry]
-            if hashed[row] == end and block and groups[block] < 0:
+            regular = prompt is None or end - tokens >= prompt[row]
+            if regular and hashed[row] == end and block and groups[block] < 0:
                 full.append(row)
                 ends.append(end)
                 blocks.append(block)
@@ -129,9 +131,15 @@ class Singles:
                 continue
             cohort.again = 0
             if hashed[row] >= end:
-                cache.add_few(g, blocks, last(full), full, ends)
+                self._key(rule, full, blocks, ends)
                 full, ends, blocks = [], [], []
                 final = min(self._ledger.computed_at[row], self._ledger.known_at[row])
                 self._keying.register_group(rule, publishing, row, final)
-        cache.add_few(g, blocks, last(full), full, ends)
+        self._key(rule, full, blocks, ends)
         return True
+
+    def _key(self, rule: GroupRule, rows: list[int], blocks: list[int], ends: list[int]) -> None:
+        if self._cache is not None:
+            self._cache.add_few(rule.index, blocks, self._last(rows), rows, ends)
+        if rule.state:
+            self._ops.notes.keyed_now.update((rule.index, block) for block in blocks)

@@ -71,7 +71,7 @@ class Stepper:
         """Have what numpy will ask in the coming steps asked at once, while its code is warm."""
         if self._common is not None:
             for cohort in wheel.cohorts():
-                if len(cohort.rows) > FEW and not self._first_state <= cohort.kind < self._first_key:
+                if len(cohort.rows) > FEW:
                     self._common[1].look_up(self._rules[cohort.kind], cohort)
 
     def _look_aside(self, slots: Any) -> None:
@@ -103,7 +103,7 @@ class Stepper:
         wanted, common = 0, self._common
         for kind, cohort in woken.items():
             if self._first_growth <= kind < self._first_key:
-                if kind >= self._first_state or not cohort.sure:
+                if not cohort.sure or (kind >= self._first_state and not self._states_append(kind)):
                     return False
                 wanted += len(cohort.rows)
         if common is None or (wanted and wanted > self._ops.pool.num_free):
@@ -117,6 +117,10 @@ class Stepper:
             else:
                 self._bury(rule, cohort, behind)
         return True
+
+    def _states_append(self, kind: int) -> bool:
+        """Whether a state table that grows just gets one block: no spares to move, no exported state to make room for."""
+        return not self._rules[kind].spare and not self._ops.notes.exported
 
     # --- any step ---
 
@@ -216,8 +220,6 @@ class Stepper:
             if rule.publishing is not None and row not in stuck:
                 self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))
         cohort.again, cohort.facts = 0, None
-        if rule.state:
-            self._ledger.moved += cohort.rows  # a key inside the running state changes when that must move
 
 
 def _by_kind(events: list[int], count: int, rows: list[int] | None) -> Woken:

@@ -478,10 +478,14 @@ def test_looking_ahead_wakes_the_rows_that_comparing_wakes(
 def busy_days(seed: int) -> list[Any]:
     """A batch of some hundred rows that decodes, with comings and goings in some steps."""
     choices = random.Random(seed)
+    more = [
+        (Window(block=16, window=choices.choice([20, 64])), Chunks(block=16, chunk=64)),
+        (States(block=32), Window(block=16, window=20), States(block=16, spare=seed // 4)),
+        (Lifetime(block=64), Lifetime(block=32), Window(block=16, window=choices.choice([20, 64]))),
+    ]
     manager = manager_of(
         FULL,
-        Window(block=16, window=choices.choice([20, 64])),
-        Chunks(block=16, chunk=64),
+        *more[seed % 3],
         num_blocks=4000,
         max_model_len=240,
         max_requests=160,
@@ -510,7 +514,7 @@ def busy_days(seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("few", [0, 40, 10**6])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(9))
 def test_a_wheel_bears_comings_and_goings(few: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "_look_ahead", lambda self, count, in_flight: None)
