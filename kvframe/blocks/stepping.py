@@ -103,7 +103,8 @@ class Stepper:
         wanted, common = 0, self._common
         for kind, cohort in woken.items():
             if self._first_growth <= kind < self._first_key:
-                if not cohort.sure or (kind >= self._first_state and not self._states_append(kind)):
+                # A state that the kernel exports takes a place of its own in the table.
+                if not cohort.sure or (kind >= self._first_state and self._ops.notes.exported):
                     return False
                 wanted += len(cohort.rows)
         if common is None or (wanted and wanted > self._ops.pool.num_free):
@@ -117,10 +118,6 @@ class Stepper:
             else:
                 self._bury(rule, cohort, behind)
         return True
-
-    def _states_append(self, kind: int) -> bool:
-        """Whether a state table that grows just gets one block: no spares to move, no exported state to make room for."""
-        return not self._rules[kind].spare and not self._ops.notes.exported
 
     # --- any step ---
 
