@@ -5,8 +5,8 @@ one by one. It changes what those would change, in the same order.
 
 The number and the kind of numpy calls count here, not their size: between two steps of an engine their code goes cold.
 `take` and assignment by an index array cost a third of an arithmetic call and a tenth of a reduction, and a cast or an
-array beyond the kilobyte that numpy keeps for itself costs more than all else. So arrays are compared as bytes, extremes
-are found in lists, and what was looked up for a cohort is kept with it and changed in place.
+array beyond the kilobyte that numpy keeps for itself costs more than all else. So arrays are compared as bytes, and
+extremes are found in lists. What was looked up for a cohort is kept with it and changed in place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,12 @@ class Batches:
         self._ops, self._pool, self._tails = ops, pool, tails
         self._ledger, self._tables = ops.ledger, ops.tables
         self._longest = ops.config.max_model_len
-        entries = {"die": self._ledger.freed, "grow": self._tables.length, "state": self._tables.length, "key": self._ledger.registered}
+        entries = {
+            "die": self._ledger.freed,
+            "grow": self._tables.length,
+            "state": self._tables.length,
+            "key": self._ledger.registered,
+        }
         self._arrays = {
             kind: (entries[event][g], ops.tables.starts[g], ops.ledger.thresholds[kind])
             for kind, (event, g) in enumerate(ops.ledger.kinds)
@@ -154,7 +159,7 @@ class Batches:
         facts = self.look_up(rule, cohort)
         rows, ends = facts.rows, facts.limits
         prompts = None if publishing.plain or facts.went_on else self._ledger.prompt.take(rows)
-        if prompts is not None and (ends - rule.block < prompts).nonzero()[0].size:
+        if prompts is not None and (ends - publishing.clear < prompts).nonzero()[0].size:
             return False
         if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
             return False

@@ -104,11 +104,11 @@ class Keying:
         if stop <= start:
             return
         ledger.registered_at[g][row] = stop
-        wanted = publishing.wanted(start, stop, self._boundaries(row) if publishing.sparse else ())
-        if wanted is None and stop - start > FEW and self._key_many(rule, row, start, stop):
+        if publishing.stop_unit is None and stop - start > FEW and self._key_many(rule, row, start, stop):
             return
-        for entry in range(start, stop):
-            if wanted is None or wanted[entry - start]:
+        wanted = publishing.wanted(start, stop, self._boundaries(row) if publishing.sparse else ())
+        if wanted and not self._key_some(rule, row, wanted):
+            for entry in wanted:
                 self._key(rule, row, entry, (entry + 1) * rule.block)
 
     def _boundaries(self, row: int) -> list[int]:
@@ -130,6 +130,28 @@ class Keying:
             return False
         ends = None if cache.watcher is None else (used + (start + 1)) * rule.block
         cache.add_whole(rule.index, blocks, digests, row, ends)
+        return True
+
+    def _key_some(self, rule: GroupRule, row: int, entries: list[int]) -> bool:
+        """Key whole entries whose blocks have no keys; says whether it did."""
+        cache, g = self.cache, rule.index
+        if cache is None:
+            return False
+        chain, table = self.ledger.request(row).chain, self.tables.row(g, row)
+        blocks: list[int] = [table.item(entry) for entry in entries]
+        keyed = cache.index_of[g].group_at
+        if any(keyed[block] >= 0 for block in blocks):
+            return False
+        held = [at for at, block in enumerate(blocks) if block]
+        if not held:
+            return True
+        ends = [(entries[at] + 1) * rule.block for at in held]
+        blocks = [blocks[at] for at in held]
+        places = [end // chain.unit * DIGEST_BYTES for end in ends]
+        digests = [bytes(chain.digests[place - DIGEST_BYTES : place]) for place in places]
+        cache.add_few(g, blocks, digests, [row] * len(blocks), ends)
+        if rule.state:
+            self.notes.keyed_now.update((g, block) for block in blocks)
         return True
 
     def _key(self, rule: GroupRule, row: int, entry: int, position: int) -> None:
@@ -174,8 +196,7 @@ class Keying:
         kept = position == prompt_checkpoint(prompt, self.config.alignment, rule.drop_last)
         if not kept and position % rule.block == 0:
             at = position // rule.block - 1
-            wanted = publishing.wanted(at, at + 1, ())
-            kept = wanted is None or wanted[0]
+            kept = bool(publishing.wanted(at, at + 1, ()))
         held = cache.index_of[g]
         digest = bytes(request.chain.digests[: position // request.chain.unit * DIGEST_BYTES][-DIGEST_BYTES:])
         if block in held and held.digest(block) == digest:

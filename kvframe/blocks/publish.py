@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
 from kvframe.blocks.config import BlockConfig
-from kvframe.checks import round_up
+from kvframe.checks import cdiv, round_up
 from kvframe.lifetime import Lifetime
 
 _FAR = 1 << 12  # entries: further than any window that hits could depend on goes without one
@@ -50,7 +51,9 @@ class Publishing:
         held_back: tokens at the end that a draft module may write again.
         tail_unit: the hash unit, where a prompt's tail inside a block gets a key; 0: it gets none.
         sparse: only resume points are published.
-        regular: every entry that begins beyond the prompt is published as soon as it is full, and nothing else is then.
+        entries: how many a request can have.
+        clear: an entry that ends so many tokens beyond the prompt or more has nothing to do with the prompt's own keys.
+        regular: every such entry is published as soon as it is full, and nothing else is then.
         plain: so it is from the first token on.
     """
 
@@ -64,8 +67,28 @@ class Publishing:
     held_back: int
     tail_unit: int
     sparse: bool
+    entries: int
+    periodic: bytes = attrs.field(
+        init=False, repr=False
+    )  # by entry, whether a periodic resume point needs it
+    clear: int = attrs.field(init=False)
     regular: bool = attrs.field(init=False)
     plain: bool = attrs.field(init=False)
+
+    @periodic.default
+    def _find_periodic(self) -> bytes:
+        if not self.stop_unit:
+            return bytes(self.entries)
+        # The dead range only grows, so the first resume point that the entry could serve decides.
+        entries, unit = np.arange(self.entries), self.stop_unit
+        first = np.maximum(unit, -(-((entries + 1) * self.block - self.drop) // unit) * unit)
+        low, high = self._alive(first)
+        return bytes((low <= entries) & (entries < high))
+
+    @clear.default
+    def _find_clear(self) -> int:
+        # Where counts are rounded to blocks, the prompt's tail is keyed together with the block that it is in.
+        return self.block if self.tail_unit and self.round_to > 1 else 1
 
     @regular.default
     def _is_regular(self) -> bool:
@@ -102,28 +125,23 @@ class Publishing:
         boundary = (prompt if self.is_draft else prompt - 1) // self.tail_unit * self.tail_unit
         return boundary if boundary % self.block else 0
 
-    def wanted(self, start: int, stop: int, boundaries: Sequence[int]) -> list[bool] | None:
-        """Which of the entries [start, stop) are alive at a resume point; None: all are published."""
+    def wanted(self, start: int, stop: int, boundaries: Sequence[int]) -> list[int]:
+        """Those of the entries [start, stop) that are published: where all are not, those alive at a resume point."""
         if self.stop_unit is None:
-            return None
+            return list(range(start, stop))
         # A state is kept at the end of an entry: the last one that a resume point inside an entry can start from.
         unit = self.block if self.lifetime.state else self.align
         ranges = [self._alive(at // unit * unit) for at in boundaries] if self.sparse else []
+        periodic = self.periodic
         return [
-            any(low <= entry < high for low, high in ranges) or (self.stop_unit > 0 and self._periodic(entry))
+            entry
             for entry in range(start, stop)
+            if periodic[entry] or any(low <= entry < high for low, high in ranges)
         ]
 
-    def _alive(self, at: int) -> tuple[int, int]:
+    def _alive(self, at: Any) -> tuple[Any, Any]:
         _, hi = self.lifetime.dead(at + self.lifetime.slack, at)
-        return int(hi), (at + self.drop) // self.block
-
-    def _periodic(self, entry: int) -> bool:
-        # The dead range only grows, so the first resume point that the entry could serve decides.
-        unit = self.stop_unit or 1
-        first = max(unit, round_up((entry + 1) * self.block - self.drop, unit))
-        low, high = self._alive(first)
-        return low <= entry < high
+        return hi, (at + self.drop) // self.block
 
 
 def publishing(config: BlockConfig, g: int) -> Publishing:
@@ -148,6 +166,7 @@ def publishing(config: BlockConfig, g: int) -> Publishing:
         held_back=max(0, config.prefill_lookahead - 1),
         tail_unit=config.hash_unit if group.dense and block != config.hash_unit else 0,
         sparse=interval is not None,
+        entries=cdiv(config.max_model_len, block) + 1,
     )
 
 

@@ -112,7 +112,7 @@ class Singles:
         if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
             return False
         (flat, width), (registered, key_at), tokens = self._tables[g], self._keyed[g], rule.block
-        groups, hashed, last = cache.index_of[g].group_at, self._hashed, self._last
+        groups, hashed, clear = cache.index_of[g].group_at, self._hashed, publishing.clear
         prompt = None if publishing.plain else self._ledger.prompt_at
         cohort.again, cohort.facts = tokens if cohort.sure else 0, None
         full: list[int] = []
@@ -121,7 +121,7 @@ class Singles:
         for row in cohort.rows:
             end, entry = key_at[row], registered[row]
             block = flat[row * width + entry]
-            regular = prompt is None or end - tokens >= prompt[row]
+            regular = prompt is None or end - clear >= prompt[row]
             if regular and hashed[row] == end and block and groups[block] < 0:
                 full.append(row)
                 ends.append(end)
