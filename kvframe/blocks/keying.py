@@ -133,23 +133,23 @@ class Keying:
         return True
 
     def _key_some(self, rule: GroupRule, row: int, entries: list[int]) -> bool:
-        """Key whole entries whose blocks have no keys; says whether it did."""
-        cache, g = self.cache, rule.index
-        if cache is None:
+        """Key whole entries, one after the other, whose blocks have no keys; says whether it did."""
+        cache, g, first, count = self.cache, rule.index, entries[0], len(entries)
+        if cache is None or entries[-1] - first >= count:
             return False
-        chain, table = self.ledger.request(row).chain, self.tables.row(g, row)
-        blocks: list[int] = [table.item(entry) for entry in entries]
+        place = row * self.tables.widths[g] + first
+        blocks: list[int] = self.tables.flat_at[g][place : place + count].tolist()
         keyed = cache.index_of[g].group_at
-        if any(keyed[block] >= 0 for block in blocks):
+        if 0 in blocks or max([keyed[block] for block in blocks]) >= 0:
             return False
-        held = [at for at, block in enumerate(blocks) if block]
-        if not held:
-            return True
-        ends = [(entries[at] + 1) * rule.block for at in held]
-        blocks = [blocks[at] for at in held]
-        places = [end // chain.unit * DIGEST_BYTES for end in ends]
-        digests = [bytes(chain.digests[place - DIGEST_BYTES : place]) for place in places]
-        cache.add_few(g, blocks, digests, [row] * len(blocks), ends)
+        chain = self.ledger.request(row).chain
+        end, width = (first + 1) * rule.block, rule.block // chain.unit * DIGEST_BYTES
+        stop = (first + count) * width
+        hashes = bytes(chain.digests[(first + 1) * width - DIGEST_BYTES : stop])
+        digests = [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), width)]
+        cache.add_few(
+            g, blocks, digests, [row] * count, list(range(end, end + count * rule.block, rule.block))
+        )
         if rule.state:
             self.notes.keyed_now.update((g, block) for block in blocks)
         return True
