@@ -216,7 +216,9 @@ class Stepper:
         for row in cohort.rows:
             if rule.publishing is not None and row not in stuck:
                 self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))
-        cohort.again, cohort.facts = 0, None
+        key_at = self._ledger.key_at[rule.index]
+        gaps = {key_at[row] - computed[row] for row in cohort.rows}
+        cohort.again, cohort.facts = gaps.pop() if cohort.sure and len(gaps) == 1 else 0, None
 
 
 def _by_kind(events: list[int], count: int, rows: list[int] | None) -> Woken:

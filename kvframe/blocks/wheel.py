@@ -16,7 +16,7 @@ from kvframe.blocks.arrays import items
 from kvframe.blocks.ledger import Ledger
 from kvframe.blocks.rules import NEVER
 
-SPAN = 256  # steps that a wheel looks ahead, a power of two; what comes later is looked at again when these are over
+SPAN = 512  # steps that a wheel looks ahead, a power of two; what comes later is looked at again when these are over
 
 
 class Cohort:
