@@ -25,14 +25,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from blocks import BLOCK, CONTEXT, SPREAD, WARM_UP, Window, groups_of  # noqa: E402
+from blocks import BLOCK, CONTEXT, SPREAD, WARM_UP, groups_of, lifetime_of  # noqa: E402
 
 from kvframe.blocks import Admission, BlockConfig, ExtraKeys, GroupBlocks, KVCacheManager  # noqa: E402
 from kvframe.blocks.quotas import Quota, Quotas  # noqa: E402
 from kvframe.blocks.tenants import TenantManager  # noqa: E402
 from kvframe.events import Recorder  # noqa: E402
 from kvframe.events.wire import encoder  # noqa: E402
-from kvframe.lifetime import Lifetime  # noqa: E402
 
 BAR = 2.0  # step with everything on / off, at 1,024 running
 TENANTS = 16
@@ -47,7 +46,7 @@ def timed(work: Callable[[], Any]) -> float:
 def filled(name: str, running: int, steps: int, *, events: bool, quotas: bool) -> tuple[KVCacheManager, Any]:
     """A manager with that many requests of several tenants, and its recorder."""
     groups = groups_of(name)
-    rules = [Lifetime(block=BLOCK) if window is None else Window(block=BLOCK) for window in groups]
+    rules = [lifetime_of(kind) for kind in groups]
     length = CONTEXT + SPREAD + steps + 64
     config = BlockConfig(
         groups=[GroupBlocks(name=str(g), lifetime=rule) for g, rule in enumerate(rules)],

@@ -40,10 +40,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from kvframe.blocks import Admission, BlockConfig, BlockRequest, GroupBlocks, KVCacheManager  # noqa: E402
+from kvframe.blocks.quotas import Quota, Quotas  # noqa: E402
+from kvframe.blocks.tenants import TenantManager  # noqa: E402
+from kvframe.events import Recorder  # noqa: E402
 from kvframe.lifetime import Lifetime  # noqa: E402
 
 BLOCK, CONTEXT, SPREAD, WINDOW = 16, 2048, 528, 1024
 WARM_UP = 8
+# Tokens of an entry, by kind of group: compressed MLA keeps one state for 4 or 128 tokens.
+TOKENS = {"full": BLOCK, "window": BLOCK, "mla/4": 64, "mla/128": 256, "ring": BLOCK, "state": 64}
+# What the bars of 1,024 running requests are lower for: events, a retention interval, quotas.
+ALL_ON = ", all on"
+MIXES = ("full+state+state+state", "mla/4+mla/128+window+ring")
 
 # ratio step / all by running requests and groups: the bars of the shared document.
 BARS: dict[tuple[str, bool], dict[int, tuple[float, float]]] = {
@@ -58,6 +66,9 @@ BARS: dict[tuple[str, bool], dict[int, tuple[float, float]]] = {
     },
     ("full", False): {1: (1.5, 0), 16: (10, 0), 64: (25, 0), 256: (30, 0), 1024: (65, 0), 4096: (180, 0)},
 }
+QUICK = tuple((name, caching, running) for name, caching in BARS for running in (64, 1024))
+BARS |= {(mix, True): {64: (16, 10), 1024: (40, 25)} for mix in MIXES}
+BARS |= {(name + ALL_ON, True): {1024: (25, 15)} for name in ("full", "full+window")}
 
 
 class Window(Lifetime):
@@ -68,21 +79,59 @@ class Window(Lifetime):
         return np.zeros_like(hi), hi
 
 
+class State(Lifetime):
+    """A state, kept at the end of every entry."""
+
+    def dead(self, n: Any, prompt: Any) -> tuple[Any, Any]:
+        hi = np.maximum(0, n - 1) // self.block
+        return np.zeros_like(hi), hi
+
+
+def lifetime_of(kind: str) -> Lifetime:
+    """The rule of a kind of group, as its family states it."""
+    block = TOKENS[kind]
+    if kind == "window":
+        return Window(block=block)
+    if kind == "state":
+        return State(block=block, state=True)
+    return Lifetime(block=block, fixed=1, hits="free") if kind == "ring" else Lifetime(block=block)
+
+
 class Kvframe:
-    """kvframe's manager, in the form that the peers have."""
+    """kvframe's manager, in the form that the peers have.
+
+    Args:
+        groups: kinds of groups.
+        caching: with a prefix cache.
+        num_blocks, max_len, rows: blocks of the pool, tokens of the longest request, requests at once.
+        all_on: with events, a retention interval and quotas too.
+    """
 
     def __init__(
-        self, *, groups: Sequence[int | None], caching: bool, num_blocks: int, max_len: int, rows: int
+        self,
+        *,
+        groups: Sequence[str],
+        caching: bool,
+        num_blocks: int,
+        max_len: int,
+        rows: int,
+        all_on: bool = False,
     ) -> None:
-        rules = [Lifetime(block=BLOCK) if window is None else Window(block=BLOCK) for window in groups]
-        self.manager = KVCacheManager(
-            BlockConfig(
-                groups=[GroupBlocks(name=str(g), lifetime=rule) for g, rule in enumerate(rules)],
-                num_blocks=num_blocks,
-                max_model_len=max_len,
-                max_requests=rows,
-                prefix_caching=caching,
-            )
+        config = BlockConfig(
+            groups=[
+                GroupBlocks(name=f"{kind} {g}", lifetime=lifetime_of(kind)) for g, kind in enumerate(groups)
+            ],
+            num_blocks=num_blocks,
+            max_model_len=max_len,
+            max_requests=rows,
+            prefix_caching=caching,
+            retention_interval=2 * WINDOW if all_on and "window" in groups else None,
+        )
+        self.recorder = Recorder([_drop], background=True) if all_on else None
+        self.manager: KVCacheManager = (
+            TenantManager(config, Quotas(default=Quota(running=1.0, cached=1.0)), watcher=self.recorder)
+            if all_on
+            else KVCacheManager(config)
         )
         self.running = 0
 
@@ -116,8 +165,12 @@ class Kvframe:
         return self.manager.num_free
 
 
-def groups_of(name: str) -> list[int | None]:
-    return [None] if name == "full" else [None, WINDOW]
+def _drop(batch: Any) -> None:
+    """A sink that wants nothing."""
+
+
+def groups_of(name: str) -> list[str]:
+    return name.removesuffix(ALL_ON).split("+")
 
 
 def filled(
@@ -135,7 +188,7 @@ def filled(
         "max_len": length,
         "rows": running,
     }
-    ours, peer = Kvframe(**common), module.Peer(**common) if module else None
+    ours, peer = Kvframe(**common, all_on=name.endswith(ALL_ON)), module.Peer(**common) if module else None
     for _ in range(running):
         tokens = random.integers(0, 1 << 17, context + int(random.integers(0, SPREAD)), dtype=np.int32)
         ours.admit(ours.request(tokens))
@@ -166,6 +219,8 @@ def decode(module: Any, name: str, caching: bool, running: int, steps: int) -> t
             parts = [timed(manager.step), timed(manager.read), timed(lambda m=manager, n=new: m.append(n))]
             if number >= WARM_UP:
                 spent[side] += parts
+        if ours.recorder is not None:
+            ours.recorder.publish()  # while the device computes
     check_equal(name, ours, peer)
     gc.unfreeze()
     step, everything = spent[:, 0], spent.sum(axis=1)
@@ -208,7 +263,7 @@ def prompts(module: Any) -> dict[str, float]:
     """Ratios for whole prompts, the median of some; a fresh prompt each time, both sides in turns."""
     blocks = PROMPT // BLOCK
     common: dict[str, Any] = {
-        "groups": [None],
+        "groups": ["full"],
         "caching": True,
         "num_blocks": 80 * blocks,
         "max_len": PROMPT + 64,
@@ -262,7 +317,7 @@ def own_figures() -> dict[str, float]:
 
 
 def _pool(blocks: int, *, caching: bool) -> dict[str, Any]:
-    return {"groups": [None], "caching": caching, "num_blocks": blocks, "max_len": 65536 * BLOCK, "rows": 1}
+    return {"groups": ["full"], "caching": caching, "num_blocks": blocks, "max_len": 65536 * BLOCK, "rows": 1}
 
 
 def _step_cost(running: int = 64, context: int = 1024, pool: int = 0) -> float:
@@ -299,6 +354,11 @@ def peer_python() -> tuple[str, str]:
     return (str(path), "vllm_manager") if path.exists() else (sys.executable, "plain_manager")
 
 
+def knows(name: str) -> bool:
+    """Whether the peer has all kinds of groups: the plain one has two."""
+    return peer_python()[1] == "vllm_manager" or not set(groups_of(name)) - {"full", "window"}
+
+
 def run_worker(cells: list[tuple[str, bool, int]], steps: int, others: bool) -> dict[str, Any]:
     python, module = peer_python()
     command = [python, __file__, "--worker", module, "--cells", json.dumps(cells), "--steps", str(steps)]
@@ -307,10 +367,6 @@ def run_worker(cells: list[tuple[str, bool, int]], steps: int, others: bool) -> 
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment, text=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
-
-
-def quick_cells() -> list[tuple[str, bool, int]]:
-    return [(name, caching, running) for name, caching in BARS for running in (64, 1024)]
 
 
 def main() -> None:
@@ -328,11 +384,8 @@ def main() -> None:
     if options.worker:
         worker(options)
         return
-    cells = (
-        quick_cells()
-        if options.quick
-        else [(name, caching, r) for (name, caching), bars in BARS.items() for r in bars]
-    )
+    every = [(name, caching, r) for (name, caching), bars in BARS.items() for r in bars]
+    cells = list(QUICK) if options.quick else [cell for cell in every if knows(cell[0])]
     repeats = 1 if options.quick else options.repeats
     steps = min(options.steps, 24) if options.quick else options.steps
     answers = [run_worker(cells, steps, not options.quick) for _ in range(repeats)]
@@ -357,13 +410,13 @@ def main() -> None:
         f"peer: {answers[0]['peer']}; {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     )
     print(
-        f"{'groups':<12} {'caching':<8} {'running':>7} {'step':>8} {'bar':>6} {'all':>8} {'bar':>6} {'us a step':>10}"
+        f"{'groups':<25} {'caching':<8} {'running':>7} {'step':>8} {'bar':>6} {'all':>8} {'bar':>6} {'us a step':>10}"
     )
     for name, caching, running, step, everything, micros in medians:
         bar_step, bar_all = BARS[name, caching][running]
         marks = "" if step >= bar_step and everything >= bar_all else "  below"
         print(
-            f"{name:<12} {'on' if caching else 'off':<8} {running:>7} {step:>8.1f} {bar_step:>6} "
+            f"{name:<25} {'on' if caching else 'off':<8} {running:>7} {step:>8.1f} {bar_step:>6} "
             f"{everything:>8.1f} {bar_all:>6} {micros:>10.1f}{marks}"
         )
     for key, bars, better in (("prompts", OTHER_BARS, "at least"), ("own", LIMITS, "at most")):

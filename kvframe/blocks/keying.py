@@ -205,18 +205,14 @@ class Keying:
         if kept or position == request.junction:
             self._key(rule, row, entry, position)
 
-    def _last_wanted(self, publishing: Publishing, row: int) -> int:
-        """The entries below this are all that the row's boundaries can want."""
-        ends = (at // publishing.align * publishing.align for at in self._boundaries(row))
-        return max((end + publishing.drop) // publishing.block for end in ends)
-
     def arm_key(self, rule: GroupRule, publishing: Publishing, row: int, count: int) -> None:
         """Set the count at which there is next something to key."""
         ledger, g = self.ledger, rule.index
-        at = publishing.next_block(ledger.registered_at[g][row])
-        only_boundaries = publishing.stop_unit == 0 and not rule.state
-        if only_boundaries and ledger.registered_at[g][row] >= self._last_wanted(publishing, row):
-            at = NEVER  # generated tokens' entries are published at none of them
+        registered: int = ledger.registered_at[g][row]
+        entry: int | None = registered
+        if not rule.state and publishing.stop_unit is not None:  # a state may be exported into any entry
+            entry = publishing.next_wanted(registered, self._boundaries(row) if publishing.sparse else ())
+        at = NEVER if entry is None else publishing.next_block(entry)
         tail = publishing.tail(ledger.prompt_at[row])
         if rule.state:
             tail = prompt_checkpoint(ledger.prompt_at[row], self.config.hash_unit, rule.drop_last)

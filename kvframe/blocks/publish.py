@@ -139,6 +139,18 @@ class Publishing:
             if periodic[entry] or any(low <= entry < high for low, high in ranges)
         ]
 
+    def next_wanted(self, entry: int, boundaries: Sequence[int]) -> int | None:
+        """The first entry from this one on that `wanted` would choose; None: there is none any more."""
+        if self.stop_unit is None:
+            return entry
+        periodic = self.periodic.find(1, entry)
+        found = [] if periodic < 0 else [periodic]
+        unit = self.block if self.lifetime.state else self.align
+        for low, high in (self._alive(at // unit * unit) for at in boundaries):
+            if entry < high:
+                found.append(max(entry, int(low)))
+        return min(found, default=None)
+
     def _alive(self, at: Any) -> tuple[Any, Any]:
         _, hi = self.lifetime.dead(at + self.lifetime.slack, at)
         return hi, (at + self.drop) // self.block
@@ -155,7 +167,7 @@ def publishing(config: BlockConfig, g: int) -> Publishing:
         stop_unit = None if interval and interval <= block else interval
     elif align % block or (interval is None and align == block and _serves_hits(group.lifetime)):
         stop_unit = None
-    return Publishing(
+    rule = Publishing(
         lifetime=group.lifetime,
         block=block,
         drop=config.drop_unit(g) and block,
@@ -168,6 +180,8 @@ def publishing(config: BlockConfig, g: int) -> Publishing:
         sparse=interval is not None,
         entries=cdiv(config.max_model_len, block) + 1,
     )
+    # Resume points so close that they need every entry choose nothing.
+    return attrs.evolve(rule, stop_unit=None) if stop_unit and all(rule.periodic) else rule
 
 
 def _serves_hits(lifetime: Lifetime) -> bool:
