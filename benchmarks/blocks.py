@@ -40,8 +40,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from kvframe.blocks import Admission, BlockConfig, BlockRequest, GroupBlocks, KVCacheManager  # noqa: E402
-from kvframe.blocks.quotas import Quota, Quotas  # noqa: E402
-from kvframe.blocks.tenants import TenantManager  # noqa: E402
 from kvframe.events import Recorder  # noqa: E402
 from kvframe.lifetime import Lifetime  # noqa: E402
 
@@ -49,7 +47,7 @@ BLOCK, CONTEXT, SPREAD, WINDOW = 16, 2048, 528, 1024
 WARM_UP = 8
 # Tokens of an entry, by kind of group: compressed MLA keeps one state for 4 or 128 tokens.
 TOKENS = {"full": BLOCK, "window": BLOCK, "mla/4": 64, "mla/128": 256, "ring": BLOCK, "state": 64}
-# What the bars of 1,024 running requests are lower for: events, a retention interval, quotas.
+# With events and a retention interval; copy-on-write and roll-back are always there. The bars are lower for it.
 ALL_ON = ", all on"
 MIXES = ("full+state+state+state", "mla/4+mla/128+window+ring")
 
@@ -104,7 +102,7 @@ class Kvframe:
         groups: kinds of groups.
         caching: with a prefix cache.
         num_blocks, max_len, rows: blocks of the pool, tokens of the longest request, requests at once.
-        all_on: with events, a retention interval and quotas too.
+        all_on: with events, and a retention interval where it has an effect.
     """
 
     def __init__(
@@ -128,11 +126,7 @@ class Kvframe:
             retention_interval=2 * WINDOW if all_on and "window" in groups else None,
         )
         self.recorder = Recorder([_drop], background=True) if all_on else None
-        self.manager: KVCacheManager = (
-            TenantManager(config, Quotas(default=Quota(running=1.0, cached=1.0)), watcher=self.recorder)
-            if all_on
-            else KVCacheManager(config)
-        )
+        self.manager = KVCacheManager(config, watcher=self.recorder)
         self.running = 0
 
     def request(self, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> BlockRequest:
