@@ -164,7 +164,7 @@ class PrefixCache:
             self.drop_many(group, np.array(blocks, np.intp))
             return
         index, evicted = self.index_of[group], self.evicted
-        only_first = not (self._covers or self._further or self.watcher)
+        only_first = not (self._covers or self._further) and self.watcher is None
         for block in blocks:
             if block in index:
                 evicted[index.group(block)] += 1

@@ -149,8 +149,8 @@ class BlockTables:
             self._mark_all()
 
     def touch_some(self, group: int, slots: list[int], entries: list[int]) -> None:
-        """Note that one entry of each of these rows changed; the lists are kept, and must not change after."""
-        self._lists.append((group, slots, entries))
+        """Note that one entry of each of these rows changed; the list of entries is kept, and must not change after."""
+        self._lists.append((group, slots.copy(), entries))
         if len(self._lists) > MANY:
             self._mark_all()
 

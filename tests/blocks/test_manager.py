@@ -492,6 +492,7 @@ def busy_days(seed: int) -> list[Any]:
     )
     running: set[int] = set()
     seen = []
+    mirror = [table.copy() for table in manager.tables.tables]
     for _ in range(70):
         for _ in range(choices.choice([0, 0, 0, 1, 3, 60])):
             tokens = [choices.randrange(3) for _ in range(choices.choice([1, 16, 50, 200]))]
@@ -509,6 +510,12 @@ def busy_days(seed: int) -> list[Any]:
         rows = max(running, default=-1) + 1
         assert manager.step(rows).served
         manager.append(rows, np.array([choices.randrange(3) for _ in range(rows)], np.int32))
+        if choices.random() < 0.4:  # an engine copies what changed, and not after every step
+            for group, slots, starts, stops in manager.tables.take_dirty():
+                for slot, start, stop in zip(slots.tolist(), starts.tolist(), stops.tolist(), strict=True):
+                    mirror[group][slot, start:stop] = manager.tables.tables[group][slot, start:stop]
+            for table, copied in zip(manager.tables.tables, mirror, strict=True):
+                assert (table == copied).all()
         seen.append(([manager.block_ids(row) for row in sorted(running)], manager.num_free))
     return [*seen, manager.num_keys]
 
