@@ -417,7 +417,8 @@ class World:
             return
         tokens = [self.random.randrange(2) for _ in rows]
         if self.random.random() < 0.5:
-            self.manager.append(rows, np.asarray(tokens, np.int32))
+            dense = rows == list(range(len(rows)))
+            self.manager.append(len(rows) if dense else rows, np.asarray(tokens, np.int32))
         else:
             self.manager.append(rows, [[token] for token in tokens])
         for row, token in zip(rows, tokens, strict=True):
