@@ -412,13 +412,15 @@ class World:
 
     def make_known(self) -> None:
         """Every request has at least one token that is known and not computed, or is let run ahead by one."""
-        rows = [row for row, running in self.rows.items() if running.computed >= len(running.tokens)]
+        rows = sorted(row for row, running in self.rows.items() if running.computed >= len(running.tokens))
         if not rows:
             return
         tokens = [self.random.randrange(2) for _ in rows]
-        if self.random.random() < 0.5:
-            dense = rows == list(range(len(rows)))
-            self.manager.append(len(rows) if dense else rows, np.asarray(tokens, np.int32))
+        style = self.random.random()
+        if rows == list(range(len(rows))) and style < (0.9 if self.decoding else 0.3):
+            self.manager.append(len(rows), np.asarray(tokens, np.int32))
+        elif style < 0.6:
+            self.manager.append(rows, np.asarray(tokens, np.int32))
         else:
             self.manager.append(rows, [[token] for token in tokens])
         for row, token in zip(rows, tokens, strict=True):
