@@ -7,8 +7,9 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import Counts, items
+from kvframe.blocks.arrays import items
 from kvframe.blocks.config import BlockConfig
+from kvframe.blocks.counts import Counts
 from kvframe.blocks.errors import BlockError
 from kvframe.blocks.requests import BlockRequest
 from kvframe.blocks.rules import NEVER, GroupRule

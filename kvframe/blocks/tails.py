@@ -66,14 +66,17 @@ class Tails:
         if not self._hashing:
             return
         chain = self._ledger.request(row).chain
-        length, start = len(chain.tail), self._start_at[row]
-        if length:
-            self._flat[start : start + length] = chain.tail.view(np.int32)
-        self._cursor_at[row] = start + length
+        tail, length, start = chain.tail.view(np.int32), len(chain.tail), self._start_at[row]
+        if row < self._count:
+            since = self._tick - length
+            self._flat[start + np.arange(since, self._tick) % self._width] = tail
+            self._cursor_at[row] = since
+            self._await_full(row, since)
+        else:
+            self._flat[start : start + length] = tail
+            self._cursor_at[row] = start + length
         self._raw[row], self._digests[row] = chain.raw, chain.digests
         self._note(row, chain)
-        if row < self._count:
-            self._join(row, row + 1)
 
     def _note(self, row: int, chain: TokenChain) -> None:
         self._last[row] = chain.parent
@@ -203,7 +206,7 @@ class Tails:
         requests = self._ledger.requests
         for row, tick in enumerate(since.tolist(), first):
             if requests[row] is not None:
-                bisect.insort(self._due[(tick + self._width) % self._unit], row)
+                self._await_full(row, tick)
 
     def _part(self, first: int, end: int) -> None:
         """Rows [first, end) are rings no more: their tokens begin in the first column."""
@@ -216,6 +219,10 @@ class Tails:
     def _turn(self, first: int, end: int, columns: npt.NDArray[np.intp]) -> None:
         rows = self._table[first:end]
         rows[:] = np.take_along_axis(rows, columns % self._width, axis=1)
+
+    def _await_full(self, row: int, since: int) -> None:
+        """A row in step whose tail was empty at the tick `since` is full at a tick that follows from it."""
+        bisect.insort(self._due[(since + self._width) % self._unit], row)
 
     def _drop(self, row: int) -> None:
         """A row in step is not full any more at the tick at which it would have been."""
