@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 from kvframe.blocks.arrays import items
 
+ONE = np.array(1, np.intp)  # a number that becomes an array costs more than the sum
+
 
 class Counts:
     """A count for each row, of which the first rows may go on by one very often and without anybody asking.
@@ -30,7 +32,8 @@ class Counts:
         self._owed += 1
 
     def _settle(self) -> None:
-        self._array[: self._owed_rows] += self._owed
+        counts = self._array[: self._owed_rows]
+        np.add(counts, ONE if self._owed == 1 else self._owed, counts)
         self._owed = 0
 
     @property

@@ -16,7 +16,7 @@ from kvframe.blocks.arrays import items
 from kvframe.blocks.ledger import Ledger
 from kvframe.blocks.rules import NEVER
 
-SPAN = 512  # steps that a wheel looks ahead, a power of two; what comes later is looked at again when these are over
+SPAN = 512  # steps that a wheel looks ahead; what comes later is looked at again when these are over
 
 
 class Cohort:
@@ -53,7 +53,7 @@ class TimingWheel:
         count: rows.
         in_flight: tokens that have not settled, of every row.
         longest: tokens that no request goes beyond.
-        span: steps that it looks ahead, a power of two.
+        span: steps that it looks ahead.
     """
 
     def __init__(self, ledger: Ledger, count: int, in_flight: int, longest: int, span: int = SPAN) -> None:
@@ -61,9 +61,9 @@ class TimingWheel:
         self._ledger, self._longest = ledger, longest
         self._limits = tuple(items(limits) for limits in ledger.thresholds)
         self._delays = tuple(in_flight if kind == "die" else 0 for kind, _ in ledger.kinds)
-        self._clock, self._span, self._mask = 0, span, span - 1
-        self._slots: list[Woken] = [{} for _ in range(span)]  # by step
-        self._later: list[Woken] = [{} for _ in range(span)]  # beyond the span: to be looked at again then
+        self._clock, self._span = 0, span
+        self._slots: dict[int, Woken] = {}  # by step
+        self._later: dict[int, Woken] = {}  # beyond the span: to be looked at again at that step
         self._cohort_of = [self._fill(kind) for kind in range(len(self._limits))]
 
     def _fill(self, kind: int) -> list[Cohort | None]:
@@ -77,8 +77,9 @@ class TimingWheel:
         cohorts: list[Cohort | None] = [None] * (span + 1)
         for slot in counts.nonzero()[0].tolist():
             if slot:
-                place = self._slots[slot] if slot < span else self._later[span - 1]
-                cohorts[slot] = place[kind] = Cohort(kind, rows[ends[slot - 1] : ends[slot]], sure=True)
+                place = self._slots if slot < span else self._later
+                woken = place.setdefault(min(slot, span - 1), {})
+                cohorts[slot] = woken[kind] = Cohort(kind, rows[ends[slot - 1] : ends[slot]], sure=True)
         cohort_of = [cohorts[slot] for slot in slots.tolist()]
         for row in unsure:
             cohort = cohort_of[row]
@@ -88,7 +89,7 @@ class TimingWheel:
 
     def cohorts(self) -> Iterator[Cohort]:
         """All that will wake within the span."""
-        for woken in self._slots:
+        for woken in self._slots.values():
             yield from woken.values()
 
     def turn(self) -> Woken:
@@ -98,16 +99,12 @@ class TimingWheel:
             for row in moved:
                 if row < self.count:
                     self._move(row)
-        at = (self._clock + 1) & self._mask
-        if self._later[at]:
-            later, self._later[at] = self._later[at], {}
-            for cohort in later.values():
+        at = self._clock + 1
+        if at in self._later:
+            for cohort in self._later.pop(at).values():
                 self._scatter(cohort)
-        self._clock += 1
-        woken = self._slots[at]
-        if woken:
-            self._slots[at] = {}
-        return woken
+        self._clock = at
+        return self._slots.pop(at, None) or {}
 
     def put(self, woken: Woken) -> None:
         """Put rows where their thresholds now say; those beyond a threshold wake in the next step."""
@@ -115,7 +112,7 @@ class TimingWheel:
             if not (cohort.sure and 0 < cohort.again < self._span):
                 self._scatter(cohort)
                 continue
-            slot = self._slots[(self._clock + cohort.again) & self._mask]
+            slot = self._slots.setdefault(self._clock + cohort.again, {})
             if kind not in slot:
                 slot[kind] = cohort
                 continue
@@ -126,28 +123,30 @@ class TimingWheel:
                 self._cohort_of[kind][row] = other
 
     def _scatter(self, cohort: Cohort) -> None:
+        computed = self._ledger.computed_at
         for row in cohort.rows:
-            self._join(cohort.kind, row)
+            self._join(cohort.kind, row, computed)
 
     def _move(self, row: int) -> None:
+        computed = self._ledger.computed_at
         for kind, cohort_of in enumerate(self._cohort_of):
             cohort = cohort_of[row]
             if cohort is not None:
                 cohort.rows.remove(row)
                 cohort.facts = None
-            self._join(kind, row)
+            self._join(kind, row, computed)
 
-    def _join(self, kind: int, row: int) -> None:
+    def _join(self, kind: int, row: int, computed: memoryview) -> None:
         """Place a row that is in no cohort."""
         limit = self._limits[kind][row]
         self._cohort_of[kind][row] = None
         if limit == NEVER:
             return
-        distance = limit - self._ledger.computed_at[row] + self._delays[kind]
+        distance = limit - computed[row] + self._delays[kind]
         if distance < self._span:
-            slot = self._slots[(self._clock + max(distance, 1)) & self._mask]
+            slot = self._slots.setdefault(self._clock + max(distance, 1), {})
         else:
-            slot = self._later[(self._clock + self._span - 1) & self._mask]
+            slot = self._later.setdefault(self._clock + self._span - 1, {})
         if kind not in slot:
             slot[kind] = Cohort(kind, [], sure=True)
         cohort = slot[kind]
