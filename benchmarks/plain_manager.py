@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from blocks import BLOCK, WINDOW
 
 NAME = "plain Python manager (no vLLM environment found)"
-BLOCK, WINDOW = 16, 1024
 
 
 class PlainRequest:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import GroupRule
@@ -57,13 +58,13 @@ class Batches:
     """Vectorised forms of `RowOps.bury`, `grow` and `register_group`.
 
     Args:
-        ops: the exact operations, and the state.
+        ops, keying: the exact operations, and the state.
         pool: the pool, where groups share block ids.
         tails: the last hash of every row.
     """
 
-    def __init__(self, ops: RowOps, pool: BlockPool, tails: Tails) -> None:
-        self._ops, self._pool, self._tails = ops, pool, tails
+    def __init__(self, ops: RowOps, keying: Keying, pool: BlockPool, tails: Tails) -> None:
+        self._ops, self._keying, self._pool, self._tails = ops, keying, pool, tails
         self._ledger, self._tables = ops.ledger, ops.tables
         self._longest = ops.config.max_model_len
         entries = {
@@ -75,7 +76,6 @@ class Batches:
         self._arrays = {
             kind: (entries[event][g], ops.tables.starts[g], ops.ledger.thresholds[kind])
             for kind, (event, g) in enumerate(ops.ledger.kinds)
-            if event in entries
         }
 
     def look_up(self, rule: GroupRule, cohort: Cohort) -> _Facts:
@@ -166,9 +166,7 @@ class Batches:
         blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
         if not facts.went_on and (0 in blocks.tolist() or cache.index_of[g].num_keyed(blocks)):
             return False
-        cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
-        if rule.state:
-            self._ops.notes.keyed_now.update((g, block) for block in blocks.tolist())
+        self._keying.key_few(rule, blocks, self._tails.last(cohort.rows), rows, ends)
         facts.go_on(facts.entries + ONE)
         self._note(cohort, facts, rule.block if cohort.sure else 0)
         return True

@@ -211,6 +211,11 @@ class TokenChain:
         root = self.hash.root if self.hash else b""
         return bytes(self.digests[-DIGEST_BYTES:]) or root
 
+    def hash_at(self, tokens: int) -> bytes:
+        """The hash of the first `tokens` tokens, a multiple of the unit; empty if there is none yet."""
+        end = tokens // self.unit * DIGEST_BYTES
+        return bytes(self.digests[end - DIGEST_BYTES : end]) if end else b""
+
     @property
     def raw(self) -> bool:
         """Whether the next unit's hash covers just its parent and the raw bytes of its tokens."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvframe.blocks.config import BlockConfig
-from kvframe.blocks.hashing import DIGEST_BYTES, TokenChain
+from kvframe.blocks.hashing import TokenChain
 from kvframe.blocks.keys import Digests
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.results import HitLimit
@@ -89,8 +89,7 @@ class HitSearch:
         if not self._dense or self._config.fine_grained:
             return False
         group = self._dense[0]
-        end = self._groups[group].lifetime.block // chain.unit * DIGEST_BYTES
-        first = bytes(chain.digests[end - DIGEST_BYTES : end])
+        first = chain.hash_at(self._groups[group].lifetime.block)
         return not first or not cache.find(group, first)
 
     def _floor(self, tokens: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 from kvframe.blocks.arrays import FEW
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.hashing import DIGEST_BYTES
+from kvframe.blocks.keys import Blocks
 from kvframe.blocks.ledger import Ledger
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.publish import Publishing, prompt_checkpoint, replay_boundaries
@@ -87,13 +88,11 @@ class Keying:
         if tokens < end:
             return True
         chain = self.ledger.request(row).chain
-        at = end // chain.unit * DIGEST_BYTES
-        if tokens >= end + block or len(chain.digests) < at or self.cache is None:
+        if tokens >= end + block or chain.num_units * chain.unit < end or self.cache is None:
             return False
         held = self.tables.get(g, row, entry)
         if held:
-            digest = bytes(chain.digests[at - DIGEST_BYTES : at])
-            self.cache.add_first(g, held, digest, block, row, end)
+            self.cache.add_first(g, held, chain.hash_at(end), block, row, end)
         registered[row] = entry + 1
         self.ledger.key_at[g][row] = end + block
         return True
@@ -106,12 +105,14 @@ class Keying:
         ledger.registered_at[g][row] = stop
         if publishing.stop_unit is None and stop - start > FEW and self._key_many(rule, row, start, stop):
             return
-        wanted = publishing.wanted(start, stop, self._boundaries(row) if publishing.sparse else ())
+        wanted = publishing.wanted(start, stop, self._boundaries(publishing, row))
         if wanted and not self._key_some(rule, row, wanted):
             for entry in wanted:
                 self._key(rule, row, entry, (entry + 1) * rule.block)
 
-    def _boundaries(self, row: int) -> list[int]:
+    def _boundaries(self, publishing: Publishing, row: int) -> list[int]:
+        if not publishing.sparse:
+            return []
         draft = bool(self.config.draft_groups)
         ends = [*replay_boundaries(self.ledger.prompt_at[row], self.config.step_unit, draft)]
         junction = self.ledger.request(row).junction
@@ -147,12 +148,23 @@ class Keying:
         stop = (first + count) * width
         hashes = bytes(chain.digests[(first + 1) * width - DIGEST_BYTES : stop])
         digests = [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), width)]
-        cache.add_few(
-            g, blocks, digests, [row] * count, list(range(end, end + count * rule.block, rule.block))
-        )
-        if rule.state:
-            self.notes.keyed_now.update((g, block) for block in blocks)
+        ends = list(range(end, end + count * rule.block, rule.block))
+        self.key_few(rule, blocks, digests, [row] * count, ends)
         return True
+
+    def key_few(
+        self,
+        rule: GroupRule,
+        blocks: list[int] | Blocks,
+        digests: list[bytes],
+        rows: list[int] | Blocks,
+        ends: list[int] | Blocks,
+    ) -> None:
+        """Key some whole blocks that have no key, as `PrefixCache.add_few`; a state is written only with this step."""
+        if self.cache is not None:
+            self.cache.add_few(rule.index, blocks, digests, rows, ends)
+        if rule.state:
+            self.notes.keyed_now.update((rule.index, int(block)) for block in blocks)
 
     def _key(self, rule: GroupRule, row: int, entry: int, position: int) -> None:
         """Key an entry by the prefix that ends at `position`."""
@@ -160,8 +172,7 @@ class Keying:
         block = self.tables.get(g, row, entry)
         if not block or self.cache is None:
             return
-        at = position // chain.unit * DIGEST_BYTES
-        digest = bytes(chain.digests[at - DIGEST_BYTES : at])
+        digest = chain.hash_at(position)
         covers = position - entry * rule.block
         if self.cache.add(g, block, digest, covers, rule.block, row, position) and rule.state:
             self.notes.keyed_now.add((g, block))
@@ -208,10 +219,9 @@ class Keying:
     def arm_key(self, rule: GroupRule, publishing: Publishing, row: int, count: int) -> None:
         """Set the count at which there is next something to key."""
         ledger, g = self.ledger, rule.index
-        registered: int = ledger.registered_at[g][row]
-        entry: int | None = registered
-        if not rule.state and publishing.stop_unit is not None:  # a state may be exported into any entry
-            entry = publishing.next_wanted(registered, self._boundaries(row) if publishing.sparse else ())
+        entry: int | None = ledger.registered_at[g][row]
+        if entry is not None and not rule.state:  # a state may be exported into any entry
+            entry = publishing.next_wanted(entry, self._boundaries(publishing, row))
         at = NEVER if entry is None else publishing.next_block(entry)
         tail = publishing.tail(ledger.prompt_at[row])
         if rule.state:

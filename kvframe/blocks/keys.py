@@ -162,10 +162,8 @@ class KeyIndex:
         self._hashes[blocks] = np.frombuffer(
             b"".join(itertools.chain.from_iterable(d for _, d in unwritten)), HASH
         )
-        groups = self._group.take(blocks) - GROUPS
-        self._group[blocks] = groups
-        for group in set(groups.tolist()):
-            self._unlinked.append((group, blocks[groups == group]))
+        self._group[blocks] = self._group.take(blocks) - GROUPS
+        self._unlinked += self._split(blocks)
 
     def _link(self) -> None:
         """Put the blocks that wait into their buckets, those of one group together."""

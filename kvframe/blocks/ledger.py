@@ -21,9 +21,8 @@ class Ledger:
     """Structure of arrays over the rows. `thresholds[event, row]` is the count that wakes a row for one kind of event.
 
     Events come in this order: deaths, growth of token groups, growth of state groups, keys; `cuts` says where the last
-    three begin. An event may fire too
-    early (drafts, tokens in flight); it never fires too late. All counts have an index's width: numpy takes them as
-    such, and a cast costs it more than the rest.
+    three begin. An event may fire too early (drafts, tokens in flight); it never fires too late. All counts have an
+    index's width: numpy takes them as such, and a cast costs it more than the rest.
 
     Args:
         config: limits.

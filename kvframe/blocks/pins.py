@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvframe.blocks.errors import BlockError
-from kvframe.blocks.hashing import DIGEST_BYTES, TokenChain
+from kvframe.blocks.hashing import TokenChain
 from kvframe.blocks.hits import Hit
 from kvframe.blocks.quotas import share_of
 from kvframe.blocks.requests import BlockRequest
@@ -144,9 +144,8 @@ class Pins:
         blocks: list[list[int]] = [[] for _ in config.groups]
         for g in config.keyed:
             if cache is not None and config.drop_unit(g):
-                at = (tokens + config.groups[g].lifetime.block) // chain.unit * DIGEST_BYTES
-                digest = bytes(chain.digests[at - DIGEST_BYTES : at])
-                block = cache.find(g, digest) if at <= len(chain.digests) else 0
+                digest = chain.hash_at(tokens + config.groups[g].lifetime.block)
+                block = cache.find(g, digest) if digest else 0
                 if not block:
                     return None
                 blocks[g] = [block]

@@ -50,8 +50,9 @@ class Publishing:
         round_to: counts are rounded down to this many tokens before blocks are keyed.
         held_back: tokens at the end that a draft module may write again.
         tail_unit: the hash unit, where a prompt's tail inside a block gets a key; 0: it gets none.
-        sparse: only resume points are published.
+        sparse: only resume points are published, where the prompt can be resumed among them.
         entries: how many a request can have.
+        periodic: by entry, whether a periodic resume point needs it.
         clear: an entry that ends so many tokens beyond the prompt or more has nothing to do with the prompt's own keys.
         regular: every such entry is published as soon as it is full, and nothing else is then.
         plain: so it is from the first token on.
@@ -68,9 +69,7 @@ class Publishing:
     tail_unit: int
     sparse: bool
     entries: int
-    periodic: bytes = attrs.field(
-        init=False, repr=False
-    )  # by entry, whether a periodic resume point needs it
+    periodic: bytes = attrs.field(init=False, repr=False)
     clear: int = attrs.field(init=False)
     regular: bool = attrs.field(init=False)
     plain: bool = attrs.field(init=False)
@@ -129,10 +128,7 @@ class Publishing:
         """Those of the entries [start, stop) that are published: where all are not, those alive at a resume point."""
         if self.stop_unit is None:
             return list(range(start, stop))
-        # A state is kept at the end of an entry: the last one that a resume point inside an entry can start from.
-        unit = self.block if self.lifetime.state else self.align
-        ranges = [self._alive(at // unit * unit) for at in boundaries] if self.sparse else []
-        periodic = self.periodic
+        ranges, periodic = self._needed(boundaries), self.periodic
         return [
             entry
             for entry in range(start, stop)
@@ -145,11 +141,14 @@ class Publishing:
             return entry
         periodic = self.periodic.find(1, entry)
         found = [] if periodic < 0 else [periodic]
-        unit = self.block if self.lifetime.state else self.align
-        for low, high in (self._alive(at // unit * unit) for at in boundaries):
-            if entry < high:
-                found.append(max(entry, int(low)))
+        found += [max(entry, int(low)) for low, high in self._needed(boundaries) if entry < high]
         return min(found, default=None)
+
+    def _needed(self, boundaries: Sequence[int]) -> list[tuple[Any, Any]]:
+        """The entries [low, high) that are alive at each boundary."""
+        # A state is kept at the end of an entry: the last one that a resume point inside an entry can start from.
+        unit = self.block if self.lifetime.state else self.align
+        return [self._alive(at // unit * unit) for at in boundaries]
 
     def _alive(self, at: Any) -> tuple[Any, Any]:
         _, hi = self.lifetime.dead(at + self.lifetime.slack, at)
@@ -177,11 +176,11 @@ def publishing(config: BlockConfig, g: int) -> Publishing:
         round_to=1 if config.fine_grained else config.step_unit,
         held_back=max(0, config.prefill_lookahead - 1),
         tail_unit=config.hash_unit if group.dense and block != config.hash_unit else 0,
-        sparse=interval is not None,
+        sparse=interval is not None and stop_unit is not None,
         entries=cdiv(config.max_model_len, block) + 1,
     )
     # Resume points so close that they need every entry choose nothing.
-    return attrs.evolve(rule, stop_unit=None) if stop_unit and all(rule.periodic) else rule
+    return attrs.evolve(rule, stop_unit=None, sparse=False) if stop_unit and all(rule.periodic) else rule
 
 
 def _serves_hits(lifetime: Lifetime) -> bool:

@@ -131,15 +131,9 @@ class Singles:
                 continue
             cohort.again = 0
             if hashed[row] >= end:
-                self._key(rule, full, blocks, ends)
+                self._keying.key_few(rule, blocks, self._last(full), full, ends)
                 full, ends, blocks = [], [], []
                 final = min(self._ledger.computed_at[row], self._ledger.known_at[row])
                 self._keying.register_group(rule, publishing, row, final)
-        self._key(rule, full, blocks, ends)
+        self._keying.key_few(rule, blocks, self._last(full), full, ends)
         return True
-
-    def _key(self, rule: GroupRule, rows: list[int], blocks: list[int], ends: list[int]) -> None:
-        if self._cache is not None:
-            self._cache.add_few(rule.index, blocks, self._last(rows), rows, ends)
-        if rule.state:
-            self._ops.notes.keyed_now.update((rule.index, block) for block in blocks)

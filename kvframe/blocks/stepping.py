@@ -33,7 +33,7 @@ class Stepper:
         # Where every group shares one set of block ids, the common events are done for all their rows at once.
         self._common: tuple[Singles, Batches] | None = None
         if isinstance(ops.pool, BlockPool):
-            self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, ops.pool, tails)
+            self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, keying, ops.pool, tails)
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
         self._by_row = np.zeros((2, ops.ledger.rows), np.intp)
@@ -216,9 +216,11 @@ class Stepper:
         for row in cohort.rows:
             if rule.publishing is not None and row not in stuck:
                 self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))
-        key_at = self._ledger.key_at[rule.index]
-        gaps = {key_at[row] - computed[row] for row in cohort.rows}
-        cohort.again, cohort.facts = gaps.pop() if cohort.sure and len(gaps) == 1 else 0, None
+        cohort.again, cohort.facts = 0, None
+        if cohort.sure:
+            key_at = self._ledger.key_at[rule.index]
+            gaps = {key_at[row] - computed[row] for row in cohort.rows}
+            cohort.again = gaps.pop() if len(gaps) == 1 else 0
 
 
 def _by_kind(events: list[int], count: int, rows: list[int] | None) -> Woken:

@@ -136,7 +136,7 @@ class BlockTables:
         blocks = table.take(places)
         table[places] = 0
         self.length[group][slots] = 0
-        self._batches.append(DirtyRows(group, slots, np.zeros_like(slots), lengths))
+        self.touch_many(group, slots, np.zeros_like(slots), lengths)
         used = blocks.nonzero()[0]
         return blocks.take(used).astype(np.intp), owners.take(used)
 

@@ -39,9 +39,8 @@ class Tails:
         self._bytes = items(self._table.view(np.uint8))
         self._columns = np.arange(width)
         self._count, self._tick = 0, 0  # rows in step, and tokens that rows in step have got in all
-        self._due: list[list[int]] = [
-            [] for _ in range(self._unit)
-        ]  # rows in step, by the tick at which they are full
+        # Rows in step, by the tick at which they are full.
+        self._due: list[list[int]] = [[] for _ in range(self._unit)]
         self._asked, self._steady = 0, 0  # rows that got one token, and how often these have been the same
         # Of a row in step the tick at which its tail was empty, of another the place of its next token.
         self._start = np.arange(rows) * width

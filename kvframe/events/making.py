@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kvframe.blocks import BlockConfig, TokenChain
-from kvframe.blocks.hashing import DIGEST_BYTES
 from kvframe.blocks.keys import Digests
 from kvframe.events.facts import Came, Fact, Went
 from kvframe.events.records import AllBlocksCleared, BlockRemoved, BlockStored, Event, ExtraKey
@@ -27,12 +26,12 @@ class EventMaker:
     """Makes records, neighbours merged into one.
 
     Args:
-        config: groups and hash unit.
+        config: the groups.
         medium: where the blocks are.
     """
 
     def __init__(self, config: BlockConfig, medium: str) -> None:
-        self._unit, self._medium = config.hash_unit, medium
+        self._medium = medium
         self._blocks = tuple(group.lifetime.block for group in config.groups)
         self._copies: dict[tuple[int, bytes], int] = {}  # blocks that hold each key
         self._dense = tuple(group.dense for group in config.groups)
@@ -127,10 +126,9 @@ class EventMaker:
                 medium=self._medium,
                 group_idx=run.group,
             )
-        start = (run.ends[0] - run.width) // self._unit * DIGEST_BYTES
         return BlockStored(
             block_hashes=tuple(run.digests),
-            parent_block_hash=bytes(chain.digests[start - DIGEST_BYTES : start]) if start else None,
+            parent_block_hash=chain.hash_at(run.ends[0] - run.width) or None,
             token_ids=tuple(run.tokens),
             block_size=run.width,
             medium=self._medium,

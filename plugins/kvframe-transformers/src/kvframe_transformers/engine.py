@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvframe.blocks import BlockError, Hit, KVCacheManager, Refused, Served
-from kvframe.blocks.hashing import DIGEST_BYTES
 from kvframe_transformers.errors import CacheStateError, PoolFullError
 from kvframe_transformers.planning import ModelPlan
 from kvframe_transformers.statistics import Counts, GroupStatistics, PoolStatistics
@@ -211,11 +210,10 @@ class Engine:
     def has_key(self, group: int, block: int, slot: int, entry: int) -> bool:
         """Whether a block is cached as this entry of the row's tokens."""
         cache, chain = self.manager.cache, self.manager.ledger.request(slot).chain
-        end = (entry + 1) * self.blocks[group] // chain.unit * DIGEST_BYTES
-        if cache is None or len(chain.digests) < end:
+        if cache is None:
             return False
         index = cache.index_of[group]
-        return block in index and index.digest(block) == bytes(chain.digests[end - DIGEST_BYTES : end])
+        return block in index and index.digest(block) == chain.hash_at((entry + 1) * self.blocks[group])
 
     def forget(self, slot: int, count: int) -> None:
         """Take the keys of what a row holds beyond `count` tokens."""
