@@ -128,8 +128,8 @@ class Accounts:
             self.settle()
 
     def returned_many(self, group: int, blocks: Blocks) -> None:
-        """Blocks were given back that nobody else holds; the array must not change after."""
-        self._noted.append((group, blocks))
+        """Blocks were given back that nobody else holds; the array is copied, since they are counted later."""
+        self._noted.append((group, blocks.copy()))
         if self._ages:
             self._slack -= len(blocks) * self.weights[group]
             if self._slack < 0:

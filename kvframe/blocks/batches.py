@@ -164,7 +164,9 @@ class Batches:
         if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
             return False
         blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
-        if not facts.went_on and (0 in blocks.tolist() or cache.index_of[g].num_keyed(blocks)):
+        if not facts.went_on and (
+            0 in blocks.tolist() or cache.index_of[g].num_unkeyed(blocks) < len(blocks)
+        ):
             return False
         self._keying.key_few(rule, blocks, self._tails.last(cohort.rows), rows, ends)
         facts.go_on(facts.entries + ONE)

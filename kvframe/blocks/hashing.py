@@ -23,13 +23,15 @@ DIGEST_BYTES = 32
 _AT_ONCE = 64  # units that are bytes objects at a time: more find no memory that is warm
 
 Tokens = npt.NDArray[np.uint32]
+_INT32, _UINT32 = np.dtype(np.int32), np.dtype(np.uint32)
+_NO_TOKENS: Tokens = np.zeros(0, np.uint32)
 UnitHash = Callable[[bytes, Tokens, "tuple[Any, ...] | None"], bytes]
 
 
 def as_tokens(tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Tokens:
     """Token ids as an array; int32 and uint32 arrays are not copied."""
-    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32:
-        return tokens.view(np.uint32)
+    if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32:
+        return tokens.view(_UINT32)
     return np.asarray(tokens, np.uint32)
 
 
@@ -198,7 +200,7 @@ class TokenChain:
     extra: ExtraKeys = NO_EXTRA_KEYS
     num_tokens: int = 0
     digests: bytearray = attrs.field(factory=bytearray)
-    tail: Tokens = attrs.field(factory=lambda: np.zeros(0, np.uint32))
+    tail: Tokens = _NO_TOKENS
 
     @property
     def num_units(self) -> int:
@@ -208,8 +210,9 @@ class TokenChain:
     @property
     def parent(self) -> bytes:
         """The parent of the next unit: the last hash, or the root."""
-        root = self.hash.root if self.hash else b""
-        return bytes(self.digests[-DIGEST_BYTES:]) or root
+        if self.digests:
+            return bytes(self.digests[-DIGEST_BYTES:])
+        return b"" if self.hash is None else self.hash.root
 
     def hash_at(self, tokens: int) -> bytes:
         """The hash of the first `tokens` tokens, a multiple of the unit; empty if there is none yet."""
@@ -245,10 +248,11 @@ class TokenChain:
         self.tail = data[count * unit :].copy()
 
     def _extend_raw(self, parent: bytes, data: Tokens, count: int) -> None:
-        # The common case as one tight loop: no extra keys beyond the first unit's, raw bytes.
+        # The common case as one tight loop: no extra keys but a salt in the first unit's, raw bytes.
         sha256 = hashlib.sha256
         every = np.ascontiguousarray(data[: count * self.unit]).view(f"V{4 * self.unit}")
-        first = None if self.digests or not count else self.extra.of_unit(0, self.unit)
+        salted = self.extra.salt is not None and not self.digests
+        first = self.extra.of_unit(0, self.unit) if salted and count else None
         for start in range(0, count, _AT_ONCE):
             units = every[start : start + _AT_ONCE].tolist()
             if first is not None and not start:

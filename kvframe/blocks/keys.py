@@ -16,12 +16,13 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import items
+from kvframe.blocks.arrays import Gather, items
 
 Digests = npt.NDArray[np.uint64]  # [n, 4] words
 HASH = np.dtype("V32")  # a hash as one item, the form in which numpy copies it fastest
 Blocks = npt.NDArray[np.intp]
 
+_UNKEYED = np.array(-1, np.int16)  # the group of a block without a key; an array, since numpy would make one
 _GROUP_MIX = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 GROUPS = 64  # more groups than any plan has
@@ -32,12 +33,12 @@ _UNWRITTEN = 4096  # single blocks that may wait for their hashes to be written,
 class KeyIndex:
     """Keys of blocks with ids below `num_blocks`: (group, hash) to block. Id 0 is the null block and has no key.
 
-    Memory: 32 bytes of hash, 8 to 16 of buckets, 4 of links and 2 of group a block.
+    Memory: 32 bytes of hash, 16 to 32 of buckets, 4 of links and 2 of group a block.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        # Twice as many buckets as blocks and more: most keys are alone in theirs.
-        self._mask = (1 << max(2 * num_blocks - 1, 1).bit_length()) - 1
+        # Four times as many buckets as blocks and more: nearly all keys are alone in theirs.
+        self._mask = (1 << max(4 * num_blocks - 1, 1).bit_length()) - 1
         self._first = np.zeros(self._mask + 1, np.int32)
         self._after = np.zeros(num_blocks, np.int32)
         self._group = np.full(num_blocks, -1, np.int16)
@@ -47,7 +48,8 @@ class KeyIndex:
         self.group_at = items(self._group)
         self._bytes = items(self._words.view(np.uint8))
         self._hashes = self._words.view(HASH).reshape(-1)
-        self._flat = self._words.reshape(-1)
+        self._words_1 = self._words[:, 0]
+        self._group_of, self._newest_of = Gather(self._group), Gather(self._first)
         self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks; older than what is unwritten
         self._unwritten: list[tuple[list[int] | Blocks, list[bytes]]] = []  # blocks and their hashes
         self._waiting = 0  # how many are unwritten
@@ -59,12 +61,12 @@ class KeyIndex:
 
     def keyed(self, blocks: Blocks) -> npt.NDArray[np.bool_]:
         """Which of the blocks have a key."""
-        flags: npt.NDArray[np.bool_] = self._group.take(blocks) >= 0
+        flags: npt.NDArray[np.bool_] = self._group_of(blocks) != _UNKEYED
         return flags
 
-    def num_keyed(self, blocks: Blocks) -> int:
-        """How many of the blocks have a key."""
-        return (self._group.take(blocks) >= 0).nonzero()[0].size
+    def num_unkeyed(self, blocks: Blocks) -> int:
+        """How many of the blocks have no key."""
+        return len((self._group_of(blocks) == _UNKEYED).nonzero()[0])
 
     def digest(self, block: int) -> bytes:
         """The hash of a block that has a key."""
@@ -87,9 +89,9 @@ class KeyIndex:
 
     def _split(self, blocks: Blocks) -> list[tuple[int, Blocks]]:
         """Those of the blocks that have a key of a group, by group."""
-        groups = self._group.take(blocks)
+        groups = self._group_of(blocks)
         one = int(groups[0]) if len(groups) else -1
-        if one >= 0 and not (groups != one).nonzero()[0].size:
+        if one >= 0 and not (groups != groups[:1]).nonzero()[0].size:
             return [(one, blocks)]
         return [(group, blocks[groups == group]) for group in sorted(set(groups.tolist()) - {-1})]
 
@@ -162,7 +164,7 @@ class KeyIndex:
         self._hashes[blocks] = np.frombuffer(
             b"".join(itertools.chain.from_iterable(d for _, d in unwritten)), HASH
         )
-        self._group[blocks] = self._group.take(blocks) - GROUPS
+        self._group[blocks] = self._group_of(blocks) - GROUPS
         self._unlinked += self._split(blocks)
 
     def _link(self) -> None:
@@ -176,26 +178,25 @@ class KeyIndex:
             self._link_many(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), group)
 
     def _link_many(self, blocks: Blocks, group: int) -> None:
-        buckets = self._buckets(self._flat.take(4 * blocks), group)
-        # Of several blocks for one bucket numpy keeps the last: go backwards, so that it is the earliest, and put the
-        # few others in front of it.
-        blocks, buckets = blocks[::-1], buckets[::-1]
-        self._after[blocks] = self._first.take(buckets)
-        self._first[buckets] = blocks
-        left = (self._first.take(buckets) != blocks).nonzero()[0][::-1]
+        buckets, ids = self._buckets(self._words_1[blocks], group), blocks.astype(np.int32)
+        self._after[blocks] = self._newest_of(buckets)
+        self._first[buckets] = ids
+        # Of several blocks for one bucket numpy has kept the last, the newest; the few others go behind it in order.
+        left = (self._newest_of(buckets) != ids).nonzero()[0]
         if left.size:
             first, after = self._first_at, self._after_at
-            for block, bucket in zip(blocks[left].tolist(), buckets[left].tolist(), strict=True):
-                first[bucket], after[block] = block, first[bucket]
+            for block, bucket in zip(ids[left].tolist(), buckets[left].tolist(), strict=True):
+                newest = first[bucket]
+                after[block], after[newest] = after[newest], block
 
     def remove_many(self, blocks: Blocks) -> list[tuple[int, int]]:
         """`remove` for those of the blocks that have a key; returns (group, how many) of these."""
         self._link()
         split = self._split(blocks)
         for group, held in split:
-            self._group[held] = -1
-            buckets = self._buckets(self._flat.take(4 * held), group)
-            first = self._first.take(buckets) == held
+            self._group[held] = _UNKEYED
+            buckets = self._buckets(self._words_1[held], group)
+            first = self._newest_of(buckets) == held.astype(np.int32)
             at = first.nonzero()[0]
             self._first[buckets[at]] = self._after.take(held[at])
             if len(at) < len(held):
@@ -208,7 +209,7 @@ class KeyIndex:
         self._link()
         found = np.zeros(len(digests), np.int32)
         rows = np.arange(len(digests))
-        at = self._first.take(self._buckets(digests[:, 0], group))
+        at = self._first.take(self._buckets(digests[:, 0].copy(), group))
         while True:
             live = at.nonzero()[0]
             if not live.size:
@@ -220,8 +221,11 @@ class KeyIndex:
             at = self._after[at]
 
     def _buckets(self, first_words: Digests, group: int) -> Blocks:
-        mixed = first_words ^ np.uint64(self._mixes[group])
-        buckets: Blocks = (mixed & np.uint64(self._mask)).view(np.intp)  # far below the sign bit
+        """The buckets of hashes of which these are the first words, which it overwrites."""
+        if group:  # the first one's mix is 0
+            np.bitwise_xor(first_words, np.array(self._mixes[group], np.uint64), first_words)
+        np.bitwise_and(first_words, np.array(self._mask, np.uint64), first_words)
+        buckets: Blocks = first_words.view(np.intp)  # far below the sign bit
         return buckets
 
     def oldest_first(self) -> Blocks:

@@ -7,12 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
-from kvframe.blocks.arrays import FEW, items
+from kvframe.blocks.arrays import FEW, Gather, items
 from kvframe.blocks.errors import BlockError, not_held
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import Blocks, EvictionPolicy, Ids
 
 NULL = 0  # the id of the null block, never handed out
+ONE = np.array(1, np.int32)  # a number that becomes an array costs more than what is done with it
 
 
 class Pool(Protocol):
@@ -72,7 +73,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, policy: EvictionPolicy, cache: PrefixCache | None) -> None:
         self.num_blocks = num_blocks
         self.refs = np.zeros(num_blocks, np.int32)
-        self._refs_at = items(self.refs)
+        self._refs_at, self._refs_of = items(self.refs), Gather(self.refs)
         self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
         self._cache = cache
         self._keyed = None if cache is None else cache.indices[0].group_at
@@ -175,14 +176,14 @@ class BlockPool:
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        if (self.refs.take(blocks) != 1).nonzero()[0].size:
+        if (self._refs_of(blocks) != ONE).nonzero()[0].size:
             return False
         self.refs[blocks] = 0
         index = None if self._cache is None else self._cache.index_of[group]
-        cached = 0 if index is None else index.num_keyed(blocks)
-        if index is None or not cached:
+        empty = len(blocks) if index is None else index.num_unkeyed(blocks)
+        if index is None or empty == len(blocks):
             self._queue.push_empty(blocks)
-        elif cached == len(blocks):
+        elif not empty:
             self._queue.push_cached(blocks)
         else:
             keyed = index.keyed(blocks)

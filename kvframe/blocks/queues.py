@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import FEW, items
+from kvframe.blocks.arrays import FEW, Counting, items
 
 Blocks = npt.NDArray[np.intp]  # block ids as numpy takes them for an index
 Ids = npt.NDArray[np.int32]  # block ids as tables hold them
@@ -68,6 +68,7 @@ class LruQueue:
         self._where = np.zeros(num_blocks, np.int32)
         self._size, self._holes, self._spare = size, 0, max(num_blocks // 4, 8)
         self._ring_at, self._where_at = items(self._ring), items(self._where)
+        self._counting = Counting()
         self._place(np.zeros(0, np.int32) if blocks is None else blocks.astype(np.int32))
         self._empty_end = self._end  # the blocks before it were never cached, or their keys are gone
 
@@ -113,7 +114,7 @@ class LruQueue:
         if len(blocks) > FEW or isinstance(blocks, np.ndarray):
             self._ring[start : start + len(blocks)] = blocks
             # Of the array's own type: numpy scatters what it must cast ten times slower.
-            self._where[blocks] = np.arange(start, start + len(blocks), dtype=np.int32)
+            self._where[blocks] = self._counting(start, len(blocks))
             return
         for at, block in enumerate(blocks, start):
             self._ring_at[at] = block

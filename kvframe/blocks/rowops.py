@@ -194,15 +194,17 @@ class RowOps:
         """Give all blocks of rows back, group by group, row by row, the last entry first."""
         for rule in self.rules:
             if len(rows) == 1:
-                self._release_row(rule.index, rows[0])
+                self._release_row(rule, rows[0])
             else:
                 self._release_rows(rule.index, np.array(rows, np.intp))
             for row in rows:
                 self.notes.forget(rule.index, row)
 
-    def _release_row(self, g: int, row: int) -> None:
+    def _release_row(self, rule: GroupRule, row: int) -> None:
+        g, pool = rule.index, self.pool
         blocks = self.tables.clear_row(g, row)
-        pool = self.pool
+        if not rule.keeps_all:
+            blocks = blocks[blocks.nonzero()[0]]
         if len(blocks) <= FEW or not isinstance(pool, BlockPool) or not pool.give_back_many(g, blocks):
             pool.give_back(g, blocks.tolist())
 
@@ -218,7 +220,7 @@ class RowOps:
         # Blocks without a key are handed out next, those of the last row first, as if rows came one by one.
         if self.cache is None:
             blocks = blocks[np.argsort(-owners, kind="stable")]
-        elif self.cache.index_of[g].num_keyed(blocks) < len(blocks):
+        elif self.cache.index_of[g].num_unkeyed(blocks):
             keyed = self.cache.index_of[g].keyed(blocks)
             last_first = np.argsort(-owners[~keyed], kind="stable")
             blocks = np.concatenate((blocks[keyed], blocks[~keyed][last_first]))

@@ -55,6 +55,7 @@ class BlockTables:
         self._lists: list[tuple[int, list[int], list[int]]] = []  # group, slots, entries
         self._batches: list[DirtyRows] = []
         self._all_dirty = False
+        self._cleared = np.zeros(max(widths), np.intp)  # kept: see `arrays.Gather`
         self._overflow = 16 * rows + 1024
         # The same memory by place, as arrays and for loops.
         self.flat: tuple[Table, ...] = tuple(table.reshape(-1) for table in self.tables)
@@ -112,13 +113,11 @@ class BlockTables:
         return blocks
 
     def clear_row(self, group: int, slot: int) -> Places:
-        """Empty a row; returns its blocks, the last first."""
+        """Empty a row; returns its entries, the last first, null blocks too; they hold until the next call."""
         length = self.length_at[group][slot]
         row = self.tables[group][slot, :length]
-        blocks: Places = row[::-1].astype(np.intp)
-        used = blocks.nonzero()[0]
-        if len(used) < length:
-            blocks = blocks[used]
+        blocks: Places = self._cleared[:length]
+        blocks[:] = row[::-1]
         row.fill(0)
         self.length_at[group][slot] = 0
         self._touch_range(group, slot, 0, length)
