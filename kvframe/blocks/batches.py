@@ -36,22 +36,19 @@ class _Facts:
         rest: [2n]: the entries' places in the table, then the counts that wake the rows; changed in place.
         on: [2n]: what `rest` goes on by from one entry to the next.
         room: how often all rows can go on to their next entries before one comes to the longest request.
-
-    Attributes:
-        went_on: the entries followed those of the event before, so that they were blank when their blocks came.
     """
 
-    __slots__ = ("_on", "_rest", "entries", "limits", "places", "room", "rows", "went_on")
+    __slots__ = ("_on", "_rest", "entries", "limits", "places", "room", "rows")
 
     def __init__(self, rows: Rows, entries: Rows, rest: Rows, on: Rows, room: int) -> None:
-        self.rows, self.entries, self.room, self.went_on = rows, entries, room, False
+        self.rows, self.entries, self.room = rows, entries, room
         self._rest, self._on = rest, on
         self.places, self.limits = rest[: len(rows)], rest[len(rows) :]
 
     def go_on(self, entries: Rows) -> None:
         """The next event is about these entries, which follow."""
         np.add(self._rest, self._on, self._rest)
-        self.entries, self.room, self.went_on = entries, self.room - 1, True
+        self.entries, self.room = entries, self.room - 1
 
 
 class Batches:
@@ -158,17 +155,20 @@ class Batches:
             return False
         facts = self.look_up(rule, cohort)
         rows, ends = facts.rows, facts.limits
-        prompts = None if publishing.plain or facts.went_on else self._ledger.prompt.take(rows)
+        prompts = None if publishing.plain or cohort.went_on else self._ledger.prompt.take(rows)
         if prompts is not None and (ends - publishing.clear < prompts).nonzero()[0].size:
             return False
         if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
             return False
         blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
-        if not facts.went_on and (
+        if not cohort.went_on and (
             0 in blocks.tolist() or cache.index_of[g].num_unkeyed(blocks) < len(blocks)
         ):
             return False
-        self._keying.key_few(rule, blocks, self._tails.last(cohort.rows), rows, ends)
+        cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
+        if rule.state:
+            self._ops.notes.keyed(g, blocks.tolist())
         facts.go_on(facts.entries + ONE)
         self._note(cohort, facts, rule.block if cohort.sure else 0)
+        cohort.went_on = True
         return True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 import numpy as np
 
 from kvframe.blocks.arrays import FEW
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.hashing import DIGEST_BYTES
-from kvframe.blocks.keys import Blocks
 from kvframe.blocks.ledger import Ledger
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.publish import Publishing, prompt_checkpoint, replay_boundaries
@@ -30,6 +31,10 @@ class StateNotes:
     keyed_now: set[tuple[int, int]] = attrs.field(factory=set)
     shared_tail: dict[tuple[int, int], int] = attrs.field(factory=dict)
     exported: dict[tuple[int, int], tuple[int, int]] = attrs.field(factory=dict)
+
+    def keyed(self, group: int, blocks: Iterable[int]) -> None:
+        """These states got their keys now."""
+        self.keyed_now.update([(group, block) for block in blocks])
 
     def forget(self, group: int, row: int) -> None:
         """The row's request is gone."""
@@ -149,22 +154,10 @@ class Keying:
         hashes = bytes(chain.digests[(first + 1) * width - DIGEST_BYTES : stop])
         digests = [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), width)]
         ends = list(range(end, end + count * rule.block, rule.block))
-        self.key_few(rule, blocks, digests, [row] * count, ends)
-        return True
-
-    def key_few(
-        self,
-        rule: GroupRule,
-        blocks: list[int] | Blocks,
-        digests: list[bytes],
-        rows: list[int] | Blocks,
-        ends: list[int] | Blocks,
-    ) -> None:
-        """Key some whole blocks that have no key, as `PrefixCache.add_few`; a state is written only with this step."""
-        if self.cache is not None:
-            self.cache.add_few(rule.index, blocks, digests, rows, ends)
+        cache.add_few(g, blocks, digests, [row] * count, ends)
         if rule.state:
-            self.notes.keyed_now.update((rule.index, int(block)) for block in blocks)
+            self.notes.keyed(g, blocks)
+        return True
 
     def _key(self, rule: GroupRule, row: int, entry: int, position: int) -> None:
         """Key an entry by the prefix that ends at `position`."""
@@ -175,7 +168,7 @@ class Keying:
         digest = chain.hash_at(position)
         covers = position - entry * rule.block
         if self.cache.add(g, block, digest, covers, rule.block, row, position) and rule.state:
-            self.notes.keyed_now.add((g, block))
+            self.notes.keyed(g, [block])
 
     def _register_state(self, rule: GroupRule, publishing: Publishing, row: int, count: int) -> None:
         g, exported = rule.index, self.notes.exported.pop((rule.index, row), None)

@@ -48,7 +48,7 @@ class KeyIndex:
         self.group_at = items(self._group)
         self._bytes = items(self._words.view(np.uint8))
         self._hashes = self._words.view(HASH).reshape(-1)
-        self._words_1 = self._words[:, 0]
+        self._first_words = self._words[:, 0]
         self._group_of, self._newest_of = Gather(self._group), Gather(self._first)
         self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks; older than what is unwritten
         self._unwritten: list[tuple[list[int] | Blocks, list[bytes]]] = []  # blocks and their hashes
@@ -106,12 +106,12 @@ class KeyIndex:
         if isinstance(blocks, np.ndarray):
             self._group[blocks] = group + GROUPS
         else:
-            groups = self.group_at
+            groups, mark = self.group_at, group + GROUPS
             for block in blocks:
-                groups[block] = group + GROUPS
+                groups[block] = mark
         self._unwritten.append((blocks, digests))
         self._waiting += len(digests)
-        if self._waiting > _UNWRITTEN or len(self._unwritten) > _UNWRITTEN:
+        if self._waiting > _UNWRITTEN:
             self._link()
 
     def remove(self, block: int) -> None:
@@ -178,7 +178,7 @@ class KeyIndex:
             self._link_many(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), group)
 
     def _link_many(self, blocks: Blocks, group: int) -> None:
-        buckets, ids = self._buckets(self._words_1[blocks], group), blocks.astype(np.int32)
+        buckets, ids = self._buckets(self._first_words[blocks], group), blocks.astype(np.int32)
         self._after[blocks] = self._newest_of(buckets)
         self._first[buckets] = ids
         # Of several blocks for one bucket numpy has kept the last, the newest; the few others go behind it in order.
@@ -195,7 +195,7 @@ class KeyIndex:
         split = self._split(blocks)
         for group, held in split:
             self._group[held] = _UNKEYED
-            buckets = self._buckets(self._words_1[held], group)
+            buckets = self._buckets(self._first_words[held], group)
             first = self._newest_of(buckets) == held.astype(np.int32)
             at = first.nonzero()[0]
             self._first[buckets[at]] = self._after.take(held[at])

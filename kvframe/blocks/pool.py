@@ -75,6 +75,7 @@ class BlockPool:
         self.refs = np.zeros(num_blocks, np.int32)
         self._refs_at, self._refs_of = items(self.refs), Gather(self.refs)
         self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
+        self.count_free = self._queue.__len__  # `num_free` in one call instead of three
         self._cache = cache
         self._keyed = None if cache is None else cache.indices[0].group_at
 

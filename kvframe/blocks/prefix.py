@@ -132,9 +132,11 @@ class PrefixCache:
         rows: list[int] | Blocks,
         ends: list[int] | Blocks,
     ) -> None:
-        """Key some whole blocks that have no key; `rows` and `ends` by block as in `KeyWatcher.came_many`.
+        """Key some whole blocks that have no key; what is given must not change after.
 
-        What is given must not change after.
+        Args:
+            group, blocks, digests: whose blocks they are, the blocks, and their hashes.
+            rows, ends: by block as in `KeyWatcher.came_many`; without a watcher nobody asks.
         """
         if not digests:
             return

@@ -116,9 +116,10 @@ class LruQueue:
             # Of the array's own type: numpy scatters what it must cast ten times slower.
             self._where[blocks] = self._counting(start, len(blocks))
             return
+        ring, where = self._ring_at, self._where_at
         for at, block in enumerate(blocks, start):
-            self._ring_at[at] = block
-            self._where_at[block] = at
+            ring[at] = block
+            where[block] = at
 
     def take(self, count: int) -> list[int]:
         """Take the first `count` blocks."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
+from kvframe.blocks.prefix import PrefixCache
+from kvframe.blocks.publish import Publishing
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.tails import Tails
@@ -108,15 +110,45 @@ class Singles:
 
         Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
         """
-        g, cache, publishing = rule.index, self._cache, rule.publishing
+        cache, publishing = self._cache, rule.publishing
         if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
             return False
-        (flat, width), (registered, key_at), tokens = self._tables[g], self._keyed[g], rule.block
-        groups, hashed, clear = cache.index_of[g].group_at, self._hashed, publishing.clear
-        prompt = None if publishing.plain else self._ledger.prompt_at
-        cohort.again, cohort.facts = tokens if cohort.sure else 0, None
+        if not cohort.went_on:
+            self._register_each(cache, rule, publishing, cohort)
+            return True
+        g, rows, tokens, hashed = rule.index, cohort.rows, rule.block, self._hashed
+        (flat, width), (registered, key_at) = self._tables[g], self._keyed[g]
+        blocks: list[int] = []
+        for row in rows:
+            end, entry = key_at[row], registered[row]
+            if hashed[row] != end:
+                self._key(cache, rule, blocks, rows[: len(blocks)])
+                cohort.went_on = False
+                self._register_each(cache, rule, publishing, cohort)
+                return True
+            blocks.append(flat[row * width + entry])
+            registered[row] = entry + 1
+            key_at[row] = end + tokens
+        self._key(cache, rule, blocks, rows)
+        cohort.again = tokens if cohort.sure else 0
+        return True
+
+    def _key(self, cache: PrefixCache, rule: GroupRule, blocks: list[int], rows: list[int]) -> None:
+        """Key the entries, which end where the rows' last hashes do."""
+        ends = [] if cache.watcher is None else [self._hashed[row] for row in rows]
+        cache.add_few(rule.index, blocks, self._last(rows), rows, ends)
+        if rule.state:
+            self._ops.notes.keyed(rule.index, blocks)
+
+    def _register_each(
+        self, cache: PrefixCache, rule: GroupRule, publishing: Publishing, cohort: Cohort
+    ) -> None:
+        """`register` where each entry may be out of the ordinary. Rows that are done are passed over."""
+        g, tokens, clear, hashed = rule.index, rule.block, publishing.clear, self._hashed
+        (flat, width), (registered, key_at) = self._tables[g], self._keyed[g]
+        groups, prompt = cache.index_of[g].group_at, None if publishing.plain else self._ledger.prompt_at
+        cohort.facts = None
         full: list[int] = []
-        ends: list[int] = []
         blocks: list[int] = []
         for row in cohort.rows:
             end, entry = key_at[row], registered[row]
@@ -124,16 +156,14 @@ class Singles:
             regular = prompt is None or end - clear >= prompt[row]
             if regular and hashed[row] == end and block and groups[block] < 0:
                 full.append(row)
-                ends.append(end)
                 blocks.append(block)
                 registered[row] = entry + 1
                 key_at[row] = end + tokens
-                continue
-            cohort.again = 0
-            if hashed[row] >= end:
-                self._keying.key_few(rule, blocks, self._last(full), full, ends)
-                full, ends, blocks = [], [], []
+            elif hashed[row] >= end:
+                self._key(cache, rule, blocks, full)
+                full, blocks = [], []
                 final = min(self._ledger.computed_at[row], self._ledger.known_at[row])
                 self._keying.register_group(rule, publishing, row, final)
-        self._keying.key_few(rule, blocks, self._last(full), full, ends)
-        return True
+        self._key(cache, rule, blocks, full)
+        cohort.went_on = len(full) == len(cohort.rows)
+        cohort.again = tokens if cohort.sure and cohort.went_on else 0

@@ -34,6 +34,7 @@ class Stepper:
         self._common: tuple[Singles, Batches] | None = None
         if isinstance(ops.pool, BlockPool):
             self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, keying, ops.pool, tails)
+            self._count_free = ops.pool.count_free
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
         self._by_row = np.zeros((2, ops.ledger.rows), np.intp)
@@ -100,23 +101,25 @@ class Stepper:
 
     def _run_surely(self, woken: Woken, behind: int) -> bool:
         """Do what needs no questions, in as few words as can be: each row that grows is sure to lack one block."""
-        wanted, common = 0, self._common
-        for kind, cohort in woken.items():
-            if self._first_growth <= kind < self._first_key:
+        wanted, common, growth, keys = 0, self._common, self._first_growth, self._first_key
+        for cohort in woken:
+            if growth <= cohort.kind < keys:
                 # A state that the kernel exports takes a place of its own in the table.
-                if not cohort.sure or (kind >= self._first_state and self._ops.notes.exported):
+                if not cohort.sure or (cohort.kind >= self._first_state and self._ops.notes.exported):
                     return False
                 wanted += len(cohort.rows)
-        if common is None or (wanted and wanted > self._ops.pool.num_free):
+        if common is None or (wanted and wanted > self._count_free()):
             return False
-        for kind in sorted(woken) if len(woken) > 1 else woken:
-            cohort, rule = woken[kind], self._rules[kind]
-            if kind >= self._first_key:
-                self._register(rule, cohort, ())
-            elif kind >= self._first_growth:
-                common[len(cohort.rows) > FEW].grow(rule, cohort)
-            else:
-                self._bury(rule, cohort, behind)
+        for cohort in woken:
+            kind = cohort.kind
+            rule, usual = self._rules[kind], common[len(cohort.rows) > FEW]
+            if kind >= keys:
+                if not usual.register(rule, cohort):
+                    self._register(rule, cohort, ())
+            elif kind >= growth:
+                usual.grow(rule, cohort)
+            elif not usual.bury(rule, cohort, behind):
+                self._bury_each(rule, cohort, behind)
         return True
 
     # --- any step ---
@@ -164,13 +167,12 @@ class Stepper:
 
     def _wake(self, woken: Woken, call: Call) -> StepResult:
         """Do what the woken rows need, kind by kind: deaths, growth, keys."""
-        kinds = sorted(woken)
-        growing = [woken[kind] for kind in kinds if self._first_growth <= kind < self._first_key]
+        growing = [cohort for cohort in woken if self._first_growth <= cohort.kind < self._first_key]
         singly = not growing or self._grows_singly(growing, call)
         growth = [] if singly else self._growth.of(growing, call)
         refused: tuple[Refused, ...] = ()
-        for kind in kinds:
-            cohort, rule = woken[kind], self._rules[kind]
+        for cohort in woken:
+            kind, rule = cohort.kind, self._rules[cohort.kind]
             if kind < self._first_growth:
                 self._bury(rule, cohort, call.new + call.in_flight)
             elif kind >= self._first_key:
@@ -178,7 +180,8 @@ class Stepper:
             elif not singly:
                 if growth:
                     refused, growth = self._growth.serve(growth, call), []
-                cohort.again, cohort.facts = 0, None
+                cohort.again = 0
+                cohort.changed()
             elif self._common is not None:
                 self._common[len(cohort.rows) > FEW].grow(rule, cohort)
         return StepResult(refused=refused) if refused else ALL_SERVED
@@ -199,12 +202,16 @@ class Stepper:
 
     def _bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
         """What the rows read no more is dead at the count that had settled when the step started."""
-        if self._common is not None and self._common[len(cohort.rows) > FEW].bury(rule, cohort, behind):
-            return
+        common = self._common
+        if common is None or not common[len(cohort.rows) > FEW].bury(rule, cohort, behind):
+            self._bury_each(rule, cohort, behind)
+
+    def _bury_each(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
         computed = self._ledger.computed_at
         for row, gone in zip(cohort.rows, at_rows(behind, cohort), strict=True):
             self._ops.bury(rule, row, max(computed[row] - gone, 0))
-        cohort.again, cohort.facts = 0, None
+        cohort.again = 0
+        cohort.changed()
 
     def _register(self, rule: GroupRule, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
         common, many = None if refused else self._common, len(cohort.rows) > FEW
@@ -216,7 +223,8 @@ class Stepper:
         for row in cohort.rows:
             if rule.publishing is not None and row not in stuck:
                 self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))
-        cohort.again, cohort.facts = 0, None
+        cohort.again = 0
+        cohort.changed()
         if cohort.sure:
             key_at = self._ledger.key_at[rule.index]
             gaps = {key_at[row] - computed[row] for row in cohort.rows}
@@ -225,12 +233,13 @@ class Stepper:
 
 def _by_kind(events: list[int], count: int, rows: list[int] | None) -> Woken:
     """Events as kind x count + place in the call, in order; the rows by place, None where these are the same."""
-    woken: Woken = {}
+    woken: Woken = []
     end = 0
     for event in events:
         if event >= end:
             kind = event // count
             start, end = kind * count, kind * count + count
-            cohort = woken[kind] = Cohort(kind, [], sure=False)
+            cohort = Cohort(kind, [], sure=False)
+            woken.append(cohort)
         cohort.rows.append(event - start if rows is None else rows[event - start])
     return woken

@@ -7,6 +7,7 @@ between. Timing wheels are Varghese and Lauck's (1987).
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,17 +31,24 @@ class Cohort:
     Attributes:
         again: after how many steps all of them wake again; 0: not all after the same. Whoever serves them sets it.
         facts: what `Batches` knows of the rows while nobody else changes them, None if it has to look.
+        went_on: the entries that were keyed last followed those before, so that they were blank when their blocks came.
     """
 
-    __slots__ = ("again", "facts", "kind", "rows", "sure")
+    __slots__ = ("again", "facts", "kind", "rows", "sure", "went_on")
 
     def __init__(self, kind: int, rows: list[int], sure: bool) -> None:
         self.kind, self.rows, self.sure = kind, rows, sure
         self.again = 0
         self.facts: Any = None
+        self.went_on = False
+
+    def changed(self) -> None:
+        """Rows came or went, or were not served like all others."""
+        self.facts, self.went_on = None, False
 
 
-Woken = dict[int, Cohort]  # by kind of event
+Woken = list[Cohort]  # one for each kind of event, in the order of the kinds
+_kind_of = operator.attrgetter("kind")
 
 
 class TimingWheel:
@@ -78,8 +86,8 @@ class TimingWheel:
         for slot in counts.nonzero()[0].tolist():
             if slot:
                 place = self._slots if slot < span else self._later
-                woken = place.setdefault(min(slot, span - 1), {})
-                cohorts[slot] = woken[kind] = Cohort(kind, rows[ends[slot - 1] : ends[slot]], sure=True)
+                cohort = cohorts[slot] = Cohort(kind, rows[ends[slot - 1] : ends[slot]], sure=True)
+                place.setdefault(min(slot, span - 1), []).append(cohort)
         cohort_of = [cohorts[slot] for slot in slots.tolist()]
         for row in unsure:
             cohort = cohort_of[row]
@@ -90,9 +98,9 @@ class TimingWheel:
     def cohorts(self) -> Iterator[Cohort]:
         """All that will wake within the span."""
         for woken in self._slots.values():
-            yield from woken.values()
+            yield from woken
 
-    def turn(self) -> Woken:
+    def turn(self) -> Woken | None:
         """Go on by one step, before the rows do. What wakes is out of the wheel until it is `put` back."""
         if self._ledger.moved:
             moved, self._ledger.moved = self._ledger.moved, []
@@ -101,26 +109,38 @@ class TimingWheel:
                     self._move(row)
         at = self._clock + 1
         if at in self._later:
-            for cohort in self._later.pop(at).values():
+            for cohort in self._later.pop(at):
                 self._scatter(cohort)
         self._clock = at
-        return self._slots.pop(at, None) or {}
+        return self._slots.pop(at, None)
 
     def put(self, woken: Woken) -> None:
         """Put rows where their thresholds now say; those beyond a threshold wake in the next step."""
-        for kind, cohort in woken.items():
-            if not (cohort.sure and 0 < cohort.again < self._span):
+        steps = woken[0].again
+        for cohort in woken:
+            if cohort.again != steps or not cohort.sure:
+                break
+        else:  # most often they wake together again, and with nobody else
+            if 0 < steps < self._span and self._clock + steps not in self._slots:
+                self._slots[self._clock + steps] = woken
+                return
+        for cohort in woken:
+            if cohort.sure and 0 < cohort.again < self._span:
+                self._put_among(self._slots.setdefault(self._clock + cohort.again, []), cohort)
+            else:
                 self._scatter(cohort)
-                continue
-            slot = self._slots.setdefault(self._clock + cohort.again, {})
-            if kind not in slot:
-                slot[kind] = cohort
-                continue
-            other = slot[kind]
-            other.rows = sorted(other.rows + cohort.rows)
-            other.facts = None
-            for row in cohort.rows:
-                self._cohort_of[kind][row] = other
+
+    def _put_among(self, slot: Woken, cohort: Cohort) -> None:
+        kind = cohort.kind
+        at = bisect.bisect_left(slot, kind, key=_kind_of)
+        if at == len(slot) or slot[at].kind != kind:
+            slot.insert(at, cohort)
+            return
+        other = slot[at]
+        other.rows = sorted(other.rows + cohort.rows)
+        other.changed()
+        for row in cohort.rows:
+            self._cohort_of[kind][row] = other
 
     def _scatter(self, cohort: Cohort) -> None:
         computed = self._ledger.computed_at
@@ -133,7 +153,7 @@ class TimingWheel:
             cohort = cohort_of[row]
             if cohort is not None:
                 cohort.rows.remove(row)
-                cohort.facts = None
+                cohort.changed()
             self._join(kind, row, computed)
 
     def _join(self, kind: int, row: int, computed: memoryview) -> None:
@@ -144,14 +164,15 @@ class TimingWheel:
             return
         distance = limit - computed[row] + self._delays[kind]
         if distance < self._span:
-            slot = self._slots.setdefault(self._clock + max(distance, 1), {})
+            slot = self._slots.setdefault(self._clock + max(distance, 1), [])
         else:
-            slot = self._later.setdefault(self._clock + self._span - 1, {})
-        if kind not in slot:
-            slot[kind] = Cohort(kind, [], sure=True)
-        cohort = slot[kind]
+            slot = self._later.setdefault(self._clock + self._span - 1, [])
+        at = bisect.bisect_left(slot, kind, key=_kind_of)
+        if at == len(slot) or slot[at].kind != kind:
+            slot.insert(at, Cohort(kind, [], sure=True))
+        cohort = slot[at]
         bisect.insort(cohort.rows, row)
-        cohort.facts = None
+        cohort.changed()
         if distance < 1 or limit > self._longest:
             cohort.sure = False
         self._cohort_of[kind][row] = cohort
