@@ -88,12 +88,11 @@ class Batches:
         facts: _Facts = cohort.facts
         return facts
 
-    def _note(self, cohort: Cohort, facts: _Facts, again: int) -> None:
+    def _note(self, cohort: Cohort, facts: _Facts) -> None:
         """Write down which entry is next, and when."""
         entry_of, _, limits_of = self._arrays[cohort.kind]
         entry_of[facts.rows] = facts.entries
         limits_of[facts.rows] = facts.limits
-        cohort.again = again
 
     def bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> bool:
         """One entry of each row dies, if that is so for all of them; see `Singles.bury`."""
@@ -116,7 +115,8 @@ class Batches:
         facts.go_on(following)
         if limits is not None:
             facts.limits[:] = limits
-        self._note(cohort, facts, rule.block if limits is None else 0)
+        self._note(cohort, facts)
+        cohort.again = rule.block if limits is None else 0
         return True
 
     def _one_dies(self, facts: _Facts, following: Rows, behind: Any) -> bool:
@@ -144,7 +144,8 @@ class Batches:
         beyond = facts.room < 0
         if beyond:
             np.minimum(facts.limits, self._longest + 1, out=facts.limits)
-        self._note(cohort, facts, 0 if beyond else rule.block)
+        self._note(cohort, facts)
+        cohort.again = 0 if beyond else rule.block
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks.tolist()
 
@@ -158,17 +159,21 @@ class Batches:
         prompts = None if publishing.plain or cohort.went_on else self._ledger.prompt.take(rows)
         if prompts is not None and (ends - publishing.clear < prompts).nonzero()[0].size:
             return False
-        if self._tails.hashed.take(rows).tobytes() != ends.tobytes():
-            return False
+        hashed = self._tails.hashed.take(rows)
+        if hashed.tobytes() != ends.tobytes():
+            waits = cohort.sure and not (hashed >= ends).nonzero()[0].size
+            if waits:
+                cohort.wait()
+            return waits
         blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
-        if not cohort.went_on and (
-            0 in blocks.tolist() or cache.index_of[g].num_unkeyed(blocks) < len(blocks)
-        ):
+        if (rule.frees or not cohort.went_on) and 0 in blocks.tolist():
+            return False  # an entry may die before its hash comes
+        if not cohort.went_on and cache.index_of[g].num_unkeyed(blocks) < len(blocks):
             return False
         cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
         if rule.state:
             self._ops.notes.keyed(g, blocks.tolist())
         facts.go_on(facts.entries + ONE)
-        self._note(cohort, facts, rule.block if cohort.sure else 0)
-        cohort.went_on = True
+        self._note(cohort, facts)
+        cohort.keyed(rule.block)
         return True

@@ -113,6 +113,9 @@ class Singles:
         cache, publishing = self._cache, rule.publishing
         if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
             return False
+        if self._waits(rule, cohort):
+            cohort.wait()
+            return True
         if not cohort.went_on:
             self._register_each(cache, rule, publishing, cohort)
             return True
@@ -121,16 +124,27 @@ class Singles:
         blocks: list[int] = []
         for row in rows:
             end, entry = key_at[row], registered[row]
-            if hashed[row] != end:
+            block = flat[row * width + entry]
+            if hashed[row] != end or not block:  # an entry may die before its hash comes
                 self._key(cache, rule, blocks, rows[: len(blocks)])
                 cohort.went_on = False
                 self._register_each(cache, rule, publishing, cohort)
                 return True
-            blocks.append(flat[row * width + entry])
+            blocks.append(block)
             registered[row] = entry + 1
             key_at[row] = end + tokens
         self._key(cache, rule, blocks, rows)
-        cohort.again = tokens if cohort.sure else 0
+        cohort.keyed(tokens)
+        return True
+
+    def _waits(self, rule: GroupRule, cohort: Cohort) -> bool:
+        """Whether the hashes of all rows have yet to come."""
+        if not cohort.sure:
+            return False
+        hashed, key_at = self._hashed, self._keyed[rule.index][1]
+        for row in cohort.rows:  # noqa: SIM110 - a generator costs twice as much
+            if hashed[row] >= key_at[row]:
+                return False
         return True
 
     def _key(self, cache: PrefixCache, rule: GroupRule, blocks: list[int], rows: list[int]) -> None:
@@ -165,5 +179,7 @@ class Singles:
                 final = min(self._ledger.computed_at[row], self._ledger.known_at[row])
                 self._keying.register_group(rule, publishing, row, final)
         self._key(cache, rule, blocks, full)
-        cohort.went_on = len(full) == len(cohort.rows)
-        cohort.again = tokens if cohort.sure and cohort.went_on else 0
+        if len(full) == len(cohort.rows):
+            cohort.keyed(tokens)
+        else:
+            cohort.again, cohort.went_on, cohort.waited = 0, False, 0

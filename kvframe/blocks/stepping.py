@@ -225,6 +225,7 @@ class Stepper:
                 self._keying.register_group(rule, rule.publishing, row, min(computed[row], known[row]))
         cohort.again = 0
         cohort.changed()
+        cohort.waited = 0
         if cohort.sure:
             key_at = self._ledger.key_at[rule.index]
             gaps = {key_at[row] - computed[row] for row in cohort.rows}

@@ -26,7 +26,9 @@ class Cohort:
     Args:
         kind: the kind of event.
         rows: the rows, in order.
-        sure: each row is at its threshold, not beyond, and no threshold is beyond the longest request.
+        sure: each row is at its threshold, or `waited` steps beyond if it is for a hash, and no threshold is beyond the
+            longest request.
+        waited: steps since its rows were at their thresholds.
 
     Attributes:
         again: after how many steps all of them wake again; 0: not all after the same. Whoever serves them sets it.
@@ -34,21 +36,30 @@ class Cohort:
         went_on: the entries that were keyed last followed those before, so that they were blank when their blocks came.
     """
 
-    __slots__ = ("again", "facts", "kind", "rows", "sure", "went_on")
+    __slots__ = ("again", "facts", "kind", "rows", "sure", "waited", "went_on")
 
-    def __init__(self, kind: int, rows: list[int], sure: bool) -> None:
-        self.kind, self.rows, self.sure = kind, rows, sure
+    def __init__(self, kind: int, rows: list[int], sure: bool, waited: int = 0) -> None:
+        self.kind, self.rows, self.sure, self.waited = kind, rows, sure, waited
         self.again = 0
         self.facts: Any = None
         self.went_on = False
+
+    def wait(self) -> None:
+        """All its rows wait for their hashes: they wake in the next step, and stay together."""
+        self.again, self.waited = 1, self.waited + 1
+
+    def keyed(self, tokens: int) -> None:
+        """All its rows were keyed, and are to be again when `tokens` more are full."""
+        self.again = tokens - self.waited if self.sure else 0
+        self.went_on, self.waited = True, 0
 
     def changed(self) -> None:
         """Rows came or went, or were not served like all others."""
         self.facts, self.went_on = None, False
 
 
-Woken = list[Cohort]  # one for each kind of event, in the order of the kinds
-_kind_of = operator.attrgetter("kind")
+Woken = list[Cohort]  # one for each kind of event and steps waited, in this order
+_place_of = operator.attrgetter("kind", "waited")
 
 
 class TimingWheel:
@@ -68,18 +79,21 @@ class TimingWheel:
         self.count, self.in_flight = count, in_flight
         self._ledger, self._longest = ledger, longest
         self._limits = tuple(items(limits) for limits in ledger.thresholds)
+        self._keys = tuple(kind == "key" for kind, _ in ledger.kinds)
         self._delays = tuple(in_flight if kind == "die" else 0 for kind, _ in ledger.kinds)
         self._clock, self._span = 0, span
         self._slots: dict[int, Woken] = {}  # by step
         self._later: dict[int, Woken] = {}  # beyond the span: to be looked at again at that step
-        self._cohort_of = [self._fill(kind) for kind in range(len(self._limits))]
+        self._cohort_of: list[list[Cohort | None]] = []
+        for kind in range(len(self._limits)):
+            self._fill(kind)
 
-    def _fill(self, kind: int) -> list[Cohort | None]:
+    def _fill(self, kind: int) -> None:
         """Place all rows for one kind of event."""
         span, limits = self._span, self._ledger.thresholds[kind, : self.count]
         distances = limits - self._ledger.computed[: self.count] + self._delays[kind]
-        slots = np.where(limits == NEVER, 0, distances.clip(1, span))
-        unsure = ((distances < 1) | (limits > self._longest)).nonzero()[0].tolist()
+        late = distances < 1
+        slots = np.where((limits == NEVER) | late, 0, distances.clip(1, span))
         counts = np.bincount(slots, minlength=span + 1)
         rows, ends = slots.argsort(kind="stable").tolist(), counts.cumsum().tolist()
         cohorts: list[Cohort | None] = [None] * (span + 1)
@@ -89,11 +103,14 @@ class TimingWheel:
                 cohort = cohorts[slot] = Cohort(kind, rows[ends[slot - 1] : ends[slot]], sure=True)
                 place.setdefault(min(slot, span - 1), []).append(cohort)
         cohort_of = [cohorts[slot] for slot in slots.tolist()]
-        for row in unsure:
-            cohort = cohort_of[row]
-            if cohort is not None:
-                cohort.sure = False
-        return cohort_of
+        for row in (limits > self._longest).nonzero()[0].tolist():
+            beyond = cohort_of[row]
+            if beyond is not None:
+                beyond.sure = False
+        self._cohort_of.append(cohort_of)
+        computed = self._ledger.computed_at
+        for row in late.nonzero()[0].tolist():
+            self._join(kind, row, computed)
 
     def cohorts(self) -> Iterator[Cohort]:
         """All that will wake within the span."""
@@ -118,22 +135,21 @@ class TimingWheel:
         """Put rows where their thresholds now say; those beyond a threshold wake in the next step."""
         steps = woken[0].again
         for cohort in woken:
-            if cohort.again != steps or not cohort.sure:
+            if cohort.again != steps or not cohort.sure or not cohort.rows:
                 break
         else:  # most often they wake together again, and with nobody else
             if 0 < steps < self._span and self._clock + steps not in self._slots:
                 self._slots[self._clock + steps] = woken
                 return
         for cohort in woken:
-            if cohort.sure and 0 < cohort.again < self._span:
-                self._put_among(self._slots.setdefault(self._clock + cohort.again, []), cohort)
-            else:
+            if not cohort.sure or not 0 < cohort.again < self._span:
                 self._scatter(cohort)
+            elif cohort.rows:
+                self._put_among(self._slots.setdefault(self._clock + cohort.again, []), cohort)
 
     def _put_among(self, slot: Woken, cohort: Cohort) -> None:
-        kind = cohort.kind
-        at = bisect.bisect_left(slot, kind, key=_kind_of)
-        if at == len(slot) or slot[at].kind != kind:
+        kind, at = cohort.kind, bisect.bisect_left(slot, _place_of(cohort), key=_place_of)
+        if at == len(slot) or _place_of(slot[at]) != _place_of(cohort):
             slot.insert(at, cohort)
             return
         other = slot[at]
@@ -167,12 +183,14 @@ class TimingWheel:
             slot = self._slots.setdefault(self._clock + max(distance, 1), [])
         else:
             slot = self._later.setdefault(self._clock + self._span - 1, [])
-        at = bisect.bisect_left(slot, kind, key=_kind_of)
-        if at == len(slot) or slot[at].kind != kind:
-            slot.insert(at, Cohort(kind, [], sure=True))
+        # Rows that wait for their hashes stay together; all others of a kind are served in the order of the rows.
+        place = kind, max(1 - distance, 0) if self._keys[kind] else 0
+        at = bisect.bisect_left(slot, place, key=_place_of)
+        if at == len(slot) or _place_of(slot[at]) != place:
+            slot.insert(at, Cohort(kind, [], sure=True, waited=place[1]))
         cohort = slot[at]
         bisect.insort(cohort.rows, row)
         cohort.changed()
-        if distance < 1 or limit > self._longest:
+        if limit > self._longest or (distance < 1 and not self._keys[kind]):
             cohort.sure = False
         self._cohort_of[kind][row] = cohort
