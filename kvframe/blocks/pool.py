@@ -13,7 +13,8 @@ from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import Blocks, EvictionPolicy, Ids
 
 NULL = 0  # the id of the null block, never handed out
-ONE = np.array(1, np.int32)  # a number that becomes an array costs more than what is done with it
+# A number that becomes an array costs more than what is done with it.
+NONE, ONE = np.array(0, np.int32), np.array(1, np.int32)
 
 
 class Pool(Protocol):
@@ -172,14 +173,14 @@ class BlockPool:
         blocks = ids.astype(np.intp)
         if evicts and self._cache is not None:
             self._cache.drop_many(group, blocks)
-        self.refs[blocks] = 1
+        self.refs[blocks] = ONE
         return ids
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
         if (self._refs_of(blocks) != ONE).nonzero()[0].size:
             return False
-        self.refs[blocks] = 0
+        self.refs[blocks] = NONE
         index = None if self._cache is None else self._cache.index_of[group]
         empty = len(blocks) if index is None else index.num_unkeyed(blocks)
         if index is None or empty == len(blocks):

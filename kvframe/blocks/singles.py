@@ -113,11 +113,9 @@ class Singles:
         cache, publishing = self._cache, rule.publishing
         if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
             return False
-        if self._waits(rule, cohort):
-            cohort.wait()
-            return True
         if not cohort.went_on:
-            self._register_each(cache, rule, publishing, cohort)
+            if not self._wait(rule, cohort):
+                self._register_each(cache, rule, publishing, cohort)
             return True
         g, rows, tokens, hashed = rule.index, cohort.rows, rule.block, self._hashed
         (flat, width), (registered, key_at) = self._tables[g], self._keyed[g]
@@ -126,9 +124,9 @@ class Singles:
             end, entry = key_at[row], registered[row]
             block = flat[row * width + entry]
             if hashed[row] != end or not block:  # an entry may die before its hash comes
-                self._key(cache, rule, blocks, rows[: len(blocks)])
-                cohort.went_on = False
-                self._register_each(cache, rule, publishing, cohort)
+                if blocks or not self._wait(rule, cohort):
+                    self._key(cache, rule, blocks, rows[: len(blocks)])
+                    self._register_each(cache, rule, publishing, cohort)
                 return True
             blocks.append(block)
             registered[row] = entry + 1
@@ -137,14 +135,15 @@ class Singles:
         cohort.keyed(tokens)
         return True
 
-    def _waits(self, rule: GroupRule, cohort: Cohort) -> bool:
-        """Whether the hashes of all rows have yet to come."""
+    def _wait(self, rule: GroupRule, cohort: Cohort) -> bool:
+        """Have the rows wait if the hashes of all of them have yet to come; says whether they do."""
         if not cohort.sure:
             return False
         hashed, key_at = self._hashed, self._keyed[rule.index][1]
-        for row in cohort.rows:  # noqa: SIM110 - a generator costs twice as much
+        for row in cohort.rows:
             if hashed[row] >= key_at[row]:
                 return False
+        cohort.wait()
         return True
 
     def _key(self, cache: PrefixCache, rule: GroupRule, blocks: list[int], rows: list[int]) -> None:
