@@ -156,11 +156,14 @@ class BlockPool:
             self._queue.push_empty(free)
             return
         keyed = self._cache.index_of[group].group_at
-        cached = [block for block in free if keyed[block] >= 0]
-        if len(cached) < len(free):
-            self._queue.push_empty([block for block in free if keyed[block] < 0] if cached else free)
-        if cached:
-            self._queue.push_cached(cached)
+        for block in free:
+            if keyed[block] < 0:
+                break
+        else:
+            self._queue.push_cached(free)
+            return
+        self._queue.push_empty([block for block in free if keyed[block] < 0])
+        self._queue.push_cached([block for block in free if keyed[block] >= 0])
 
     def retire(self, group: int, blocks: list[int]) -> None:
         """`give_back`: here all blocks wait in one order."""
@@ -223,16 +226,18 @@ def let_go(refs: memoryview, blocks: Sequence[int]) -> list[int]:
     Raises:
         BlockError: nobody holds one of them; no reference was taken.
     """
-    free = []
-    for at, block in enumerate(blocks):
-        left = refs[block] - 1
-        if left < 0:
-            for before in blocks[:at]:
-                refs[before] += 1
-            raise not_held(block)
-        refs[block] = left
+    free: list[int] = []
+    held: list[int] = []
+    for block in blocks:
+        refs[block] = left = refs[block] - 1
         if not left:
             free.append(block)
+        elif left > 0:
+            held.append(block)
+        else:
+            for before in (*free, *held, block):
+                refs[before] += 1
+            raise not_held(block)
     return free
 
 
