@@ -1,4 +1,4 @@
-"""The loop's view of an array, and how long a loop may be."""
+"""What numpy is given and gives on the hot path: views for loops, numbers as arrays, memory that is kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 FEW = 48  # up to so many items a loop costs less than numpy's index arrays
+ONE = np.array(1, np.intp)  # a number that becomes an array costs more than the sum
 
 
 def items(array: npt.NDArray[Any]) -> memoryview:

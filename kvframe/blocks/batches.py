@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.keying import Keying
+from kvframe.blocks.arrays import ONE
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import GroupRule
@@ -24,7 +24,6 @@ from kvframe.blocks.tails import Tails
 from kvframe.blocks.wheel import Cohort
 
 Rows = npt.NDArray[np.intp]
-ONE = np.array(1, np.intp)
 
 
 class _Facts:
@@ -55,13 +54,13 @@ class Batches:
     """Vectorised forms of `RowOps.bury`, `grow` and `register_group`.
 
     Args:
-        ops, keying: the exact operations, and the state.
+        ops: the exact operations, and the state.
         pool: the pool, where groups share block ids.
         tails: the last hash of every row.
     """
 
-    def __init__(self, ops: RowOps, keying: Keying, pool: BlockPool, tails: Tails) -> None:
-        self._ops, self._keying, self._pool, self._tails = ops, keying, pool, tails
+    def __init__(self, ops: RowOps, pool: BlockPool, tails: Tails) -> None:
+        self._ops, self._pool, self._tails = ops, pool, tails
         self._ledger, self._tables = ops.ledger, ops.tables
         self._longest = ops.config.max_model_len
         entries = {

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import items
-
-ONE = np.array(1, np.intp)  # a number that becomes an array costs more than the sum
+from kvframe.blocks.arrays import ONE, items
 
 
 class Counts:

@@ -202,8 +202,7 @@ class Keying:
             at = position // rule.block - 1
             kept = bool(publishing.wanted(at, at + 1, ()))
         held = cache.index_of[g]
-        digest = bytes(request.chain.digests[: position // request.chain.unit * DIGEST_BYTES][-DIGEST_BYTES:])
-        if block in held and held.digest(block) == digest:
+        if block in held and held.digest(block) == request.chain.hash_at(position):
             return
         cache.drop(g, block)
         if kept or position == request.junction:

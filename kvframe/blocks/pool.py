@@ -13,8 +13,10 @@ from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import Blocks, EvictionPolicy, Ids
 
 NULL = 0  # the id of the null block, never handed out
-# A number that becomes an array costs more than what is done with it.
-NONE, ONE = np.array(0, np.int32), np.array(1, np.int32)
+_NOBODY, _ONE_HOLDER = (
+    np.array(0, np.int32),
+    np.array(1, np.int32),
+)  # arrays for the same reason as `arrays.ONE`
 
 
 class Pool(Protocol):
@@ -76,7 +78,7 @@ class BlockPool:
         self.refs = np.zeros(num_blocks, np.int32)
         self._refs_at, self._refs_of = items(self.refs), Gather(self.refs)
         self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
-        self.count_free = self._queue.__len__  # `num_free` in one call instead of three
+        self.count_free = self._queue.__len__  # `num_free` in one call instead of three, for every step
         self._cache = cache
         self._keyed = None if cache is None else cache.indices[0].group_at
 
@@ -176,14 +178,14 @@ class BlockPool:
         blocks = ids.astype(np.intp)
         if evicts and self._cache is not None:
             self._cache.drop_many(group, blocks)
-        self.refs[blocks] = ONE
+        self.refs[blocks] = _ONE_HOLDER
         return ids
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        if (self._refs_of(blocks) != ONE).nonzero()[0].size:
+        if (self._refs_of(blocks) != _ONE_HOLDER).nonzero()[0].size:
             return False
-        self.refs[blocks] = NONE
+        self.refs[blocks] = _NOBODY
         index = None if self._cache is None else self._cache.index_of[group]
         empty = len(blocks) if index is None else index.num_unkeyed(blocks)
         if index is None or empty == len(blocks):

@@ -166,7 +166,7 @@ class RowOps:
         (target,) = self.pool.take(g, 1)
         if self.cache is not None:
             self.cache.move(g, source, target)
-        self.notes.keyed_now.add((g, target))
+        self.notes.keyed(g, [target])
         self.copy(g, source, target, held=target)
 
     # --- copies ---

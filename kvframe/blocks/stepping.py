@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvframe.blocks.arrays import ONE
 from kvframe.blocks.batches import Batches
 from kvframe.blocks.growth import Call, Growth, at_rows
 from kvframe.blocks.keying import Keying
@@ -20,7 +21,6 @@ from kvframe.blocks.wheel import Cohort, TimingWheel, Woken
 
 Rows = npt.NDArray[np.intp]
 ALL_SERVED = StepResult()
-ONE = np.array(1, np.intp)
 FEW = 40  # up to so many rows a loop costs less than numpy, whose calls find cold caches
 MOVED = 48  # more rows than these are looked at anew, all of them, where they did not go on as before
 
@@ -33,7 +33,7 @@ class Stepper:
         # Where every group shares one set of block ids, the common events are done for all their rows at once.
         self._common: tuple[Singles, Batches] | None = None
         if isinstance(ops.pool, BlockPool):
-            self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, keying, ops.pool, tails)
+            self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, ops.pool, tails)
             self._count_free = ops.pool.count_free
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
@@ -115,7 +115,7 @@ class Stepper:
             rule, usual = self._rules[kind], common[len(cohort.rows) > FEW]
             if kind >= keys:
                 if not usual.register(rule, cohort):
-                    self._register(rule, cohort, ())
+                    self._register_each(rule, cohort, ())
             elif kind >= growth:
                 usual.grow(rule, cohort)
             elif not usual.bury(rule, cohort, behind):
@@ -173,17 +173,21 @@ class Stepper:
         refused: tuple[Refused, ...] = ()
         for cohort in woken:
             kind, rule = cohort.kind, self._rules[cohort.kind]
+            usual = None if self._common is None else self._common[len(cohort.rows) > FEW]
             if kind < self._first_growth:
-                self._bury(rule, cohort, call.new + call.in_flight)
+                behind = call.new + call.in_flight
+                if usual is None or not usual.bury(rule, cohort, behind):
+                    self._bury_each(rule, cohort, behind)
             elif kind >= self._first_key:
-                self._register(rule, cohort, refused)
+                if usual is None or refused or not usual.register(rule, cohort):
+                    self._register_each(rule, cohort, refused)
             elif not singly:
                 if growth:
                     refused, growth = self._growth.serve(growth, call), []
                 cohort.again = 0
                 cohort.changed()
-            elif self._common is not None:
-                self._common[len(cohort.rows) > FEW].grow(rule, cohort)
+            elif usual is not None:
+                usual.grow(rule, cohort)
         return StepResult(refused=refused) if refused else ALL_SERVED
 
     def _grows_singly(self, growing: list[Cohort], call: Call) -> bool:
@@ -200,23 +204,19 @@ class Stepper:
             blocks += len(rows)
         return blocks <= self._ops.pool.num_free
 
-    def _bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
-        """What the rows read no more is dead at the count that had settled when the step started."""
-        common = self._common
-        if common is None or not common[len(cohort.rows) > FEW].bury(rule, cohort, behind):
-            self._bury_each(rule, cohort, behind)
-
     def _bury_each(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
+        """What the rows read no more is dead at the count that had settled when the step started."""
         computed = self._ledger.computed_at
         for row, gone in zip(cohort.rows, at_rows(behind, cohort), strict=True):
             self._ops.bury(rule, row, max(computed[row] - gone, 0))
         cohort.again = 0
         cohort.changed()
 
-    def _register(self, rule: GroupRule, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
-        common, many = None if refused else self._common, len(cohort.rows) > FEW
-        # What is not regular for all rows may be so for each.
-        if common and (common[many].register(rule, cohort) or (many and common[0].register(rule, cohort))):
+    def _register_each(self, rule: GroupRule, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
+        """Key what became full in rows for which that cannot be done at once."""
+        # What is not regular for all of many rows may be so for each.
+        singles = None if refused or self._common is None else self._common[0]
+        if singles is not None and len(cohort.rows) > FEW and singles.register(rule, cohort):
             return
         stuck = {answer.slot for answer in refused}
         computed, known = self._ledger.computed_at, self._ledger.known_at

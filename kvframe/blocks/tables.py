@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import items
+from kvframe.blocks.arrays import ONE, items
 
 Table = npt.NDArray[np.int32]
 Places = npt.NDArray[np.intp]
-ONE = np.array(1, np.intp)
 MANY = 1024  # so many calls' changes are kept for whoever may read them
 
 

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import items
+from kvframe.blocks.arrays import ONE, items
 from kvframe.blocks.config import BlockConfig
 from kvframe.blocks.hashing import TokenChain
 from kvframe.blocks.ledger import Ledger
-
-ONE = np.array(1, np.intp)
 
 
 class Tails:

@@ -93,7 +93,7 @@ class TimingWheel:
         span, limits = self._span, self._ledger.thresholds[kind, : self.count]
         distances = limits - self._ledger.computed[: self.count] + self._delays[kind]
         late = distances < 1
-        slots = np.where((limits == NEVER) | late, 0, distances.clip(1, span))
+        slots = np.where((limits == NEVER) | late, 0, np.minimum(distances, span))
         counts = np.bincount(slots, minlength=span + 1)
         rows, ends = slots.argsort(kind="stable").tolist(), counts.cumsum().tolist()
         cohorts: list[Cohort | None] = [None] * (span + 1)
@@ -148,15 +148,15 @@ class TimingWheel:
                 self._put_among(self._slots.setdefault(self._clock + cohort.again, []), cohort)
 
     def _put_among(self, slot: Woken, cohort: Cohort) -> None:
-        kind, at = cohort.kind, bisect.bisect_left(slot, _place_of(cohort), key=_place_of)
-        if at == len(slot) or _place_of(slot[at]) != _place_of(cohort):
+        at, there = _find(slot, cohort.kind, cohort.waited)
+        if not there:
             slot.insert(at, cohort)
             return
         other = slot[at]
         other.rows = sorted(other.rows + cohort.rows)
         other.changed()
         for row in cohort.rows:
-            self._cohort_of[kind][row] = other
+            self._cohort_of[cohort.kind][row] = other
 
     def _scatter(self, cohort: Cohort) -> None:
         computed = self._ledger.computed_at
@@ -184,13 +184,20 @@ class TimingWheel:
         else:
             slot = self._later.setdefault(self._clock + self._span - 1, [])
         # Rows that wait for their hashes stay together; all others of a kind are served in the order of the rows.
-        place = kind, max(1 - distance, 0) if self._keys[kind] else 0
-        at = bisect.bisect_left(slot, place, key=_place_of)
-        if at == len(slot) or _place_of(slot[at]) != place:
-            slot.insert(at, Cohort(kind, [], sure=True, waited=place[1]))
+        waited = max(1 - distance, 0) if self._keys[kind] else 0
+        at, there = _find(slot, kind, waited)
+        if not there:
+            slot.insert(at, Cohort(kind, [], sure=True, waited=waited))
         cohort = slot[at]
         bisect.insort(cohort.rows, row)
         cohort.changed()
         if limit > self._longest or (distance < 1 and not self._keys[kind]):
             cohort.sure = False
         self._cohort_of[kind][row] = cohort
+
+
+def _find(slot: Woken, kind: int, waited: int) -> tuple[int, bool]:
+    """The place in the slot of the cohort of this kind that has waited so long, and whether it is there."""
+    place = kind, waited
+    at = bisect.bisect_left(slot, place, key=_place_of)
+    return at, at < len(slot) and _place_of(slot[at]) == place
