@@ -45,16 +45,26 @@ class Gather:
         return self._array.take(places, mode="clip", out=self._out[:count])
 
 
-class Counting:
-    """Runs of numbers one after the other, in memory that is kept, as `Gather` does."""
+class Same:
+    """Whether items of an array, by index, all are one number.
 
-    __slots__ = ("_from_zero", "_out")
+    They are compared as bytes: to compare numbers costs numpy several times as much while its code is cold.
 
-    def __init__(self) -> None:
-        self._from_zero = self._out = np.empty(0, np.int32)
+    Args:
+        array: contiguous, whose items are asked about.
+        number: what they are compared with.
+    """
 
-    def __call__(self, start: int, count: int) -> npt.NDArray[np.int32]:
-        """The numbers from `start` on; they hold until the next call."""
-        if count > len(self._out):
-            self._from_zero, self._out = np.arange(2 * count, dtype=np.int32), np.empty(2 * count, np.int32)
-        return np.add(self._from_zero[:count], start, self._out[:count])
+    __slots__ = ("_expected", "_gather", "_item")
+
+    def __init__(self, array: npt.NDArray[Any], number: int) -> None:
+        self._gather = Gather(array)
+        self._expected = self._item = array.dtype.type(number).tobytes()
+
+    def __call__(self, places: npt.NDArray[np.intp]) -> bool:
+        """Whether those at these places all are that number; so it is if there are none."""
+        found = self._gather(places).tobytes()
+        if len(found) > len(self._expected):
+            self._expected = self._item * (2 * len(places))
+        same: bool = self._expected.startswith(found)
+        return same

@@ -19,9 +19,8 @@ import numpy.typing as npt
 from kvframe.blocks.arrays import ONE
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.tails import Tails
-from kvframe.blocks.wheel import Cohort
+from kvframe.blocks.wheel import Cohort, Serve
 
 Rows = npt.NDArray[np.intp]
 
@@ -63,21 +62,15 @@ class Batches:
         self._ops, self._pool, self._tails = ops, pool, tails
         self._ledger, self._tables = ops.ledger, ops.tables
         self._longest = ops.config.max_model_len
-        entries = {
-            "die": self._ledger.freed,
-            "grow": self._tables.length,
-            "state": self._tables.length,
-            "key": self._ledger.registered,
-        }
-        self._arrays = {
-            kind: (entries[event][g], ops.tables.starts[g], ops.ledger.thresholds[kind])
-            for kind, (event, g) in enumerate(ops.ledger.kinds)
-        }
+        serve = {"die": self.bury, "grow": self.grow, "state": self.grow, "key": self.register}
+        self.serve: tuple[Serve, ...] = tuple(serve[kind] for kind, _ in ops.ledger.kinds)
+        starts = ops.tables.starts
+        self._at = tuple((rule, entries, starts[rule.index], limits) for rule, entries, limits in ops.by_kind)
 
-    def look_up(self, rule: GroupRule, cohort: Cohort) -> _Facts:
+    def look_up(self, cohort: Cohort) -> _Facts:
         """What is known of the cohort's rows while nobody else changes them."""
         if cohort.facts is None:
-            entry_of, starts, limits_of = self._arrays[cohort.kind]
+            rule, entry_of, starts, limits_of = self._at[cohort.kind]
             rows = np.array(cohort.rows, np.intp)
             entries, limits = entry_of.take(rows), limits_of.take(rows)
             room = (self._longest - int(limits.max(initial=0))) // rule.block
@@ -89,16 +82,17 @@ class Batches:
 
     def _note(self, cohort: Cohort, facts: _Facts) -> None:
         """Write down which entry is next, and when."""
-        entry_of, _, limits_of = self._arrays[cohort.kind]
+        _, entry_of, _, limits_of = self._at[cohort.kind]
         entry_of[facts.rows] = facts.entries
         limits_of[facts.rows] = facts.limits
 
-    def bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> bool:
+    def bury(self, cohort: Cohort, behind: Any) -> bool:
         """One entry of each row dies, if that is so for all of them; see `Singles.bury`."""
+        rule = self._at[cohort.kind][0]
         g, wakes = rule.index, rule.wakes
         if wakes is None:
             return False
-        facts = self.look_up(rule, cohort)
+        facts = self.look_up(cohort)
         following, limits = facts.entries + ONE, None
         if not (cohort.sure and rule.steady):
             limits = wakes.take(following + ONE)
@@ -124,17 +118,18 @@ class Batches:
         now = self._ledger.computed.take(facts.rows) - gone + 1
         return bool((facts.limits <= now).all() and (following > now).all())
 
-    def grows_singly(self, rule: GroupRule, cohort: Cohort, lookahead: int) -> bool:
+    def grows_singly(self, cohort: Cohort, lookahead: int) -> bool:
         """Whether each row lacks exactly one entry; never so beyond the longest request."""
-        facts = self.look_up(rule, cohort)
+        facts = self.look_up(cohort)
         if cohort.sure and not lookahead:
             return True
         tokens = self._ledger.computed.take(facts.rows) + lookahead
         return bool((facts.limits == tokens).all() and (tokens <= self._longest).all())
 
-    def grow(self, rule: GroupRule, cohort: Cohort) -> None:
+    def grow(self, cohort: Cohort, behind: Any) -> bool:
         """One block for each row, which `grows_singly`. The pool has them."""
-        g, facts = rule.index, self.look_up(rule, cohort)
+        rule, facts = self._at[cohort.kind][0], self.look_up(cohort)
+        g = rule.index
         blocks = self._pool.take_many(g, len(cohort.rows))
         self._tables.flat[g][facts.places] = blocks
         following = facts.entries + ONE
@@ -147,13 +142,15 @@ class Batches:
         cohort.again = 0 if beyond else rule.block
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks.tolist()
+        return True
 
-    def register(self, rule: GroupRule, cohort: Cohort) -> bool:
+    def register(self, cohort: Cohort, behind: Any) -> bool:
         """Key the entry that became full in each row, if nothing else is to be done; see `Singles.register`."""
-        g, cache, publishing = rule.index, self._ops.cache, rule.publishing
-        if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
+        rule, cache = self._at[cohort.kind][0], self._ops.cache
+        g, publishing = rule.index, rule.publishing
+        if cache is None or publishing is None or not publishing.regular:
             return False
-        facts = self.look_up(rule, cohort)
+        facts = self.look_up(cohort)
         rows, ends = facts.rows, facts.limits
         prompts = None if publishing.plain or cohort.went_on else self._ledger.prompt.take(rows)
         if prompts is not None and (ends - publishing.clear < prompts).nonzero()[0].size:
@@ -167,7 +164,7 @@ class Batches:
         blocks = self._tables.flat[g].take(facts.places).astype(np.intp)
         if (rule.frees or not cohort.went_on) and 0 in blocks.tolist():
             return False  # an entry may die before its hash comes
-        if not cohort.went_on and cache.index_of[g].num_unkeyed(blocks) < len(blocks):
+        if not cohort.went_on and not cache.index_of[g].none_keyed(blocks):
             return False
         cache.add_few(g, blocks, self._tails.last(cohort.rows), rows, ends)
         if rule.state:

@@ -132,7 +132,7 @@ class Keying:
         used = blocks.nonzero()[0]
         if len(used) < len(blocks):
             blocks, digests = blocks[used], digests[used]
-        if cache.index_of[rule.index].num_unkeyed(blocks) < len(blocks):
+        if not cache.index_of[rule.index].none_keyed(blocks):
             return False
         ends = None if cache.watcher is None else (used + (start + 1)) * rule.block
         cache.add_whole(rule.index, blocks, digests, row, ends)

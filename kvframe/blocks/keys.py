@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import Gather, items
+from kvframe.blocks.arrays import Gather, Same, items
 
 Digests = npt.NDArray[np.uint64]  # [n, 4] words
 HASH = np.dtype("V32")  # a hash as one item, the form in which numpy copies it fastest
@@ -50,6 +50,7 @@ class KeyIndex:
         self._hashes = self._words.view(HASH).reshape(-1)
         self._first_words = self._words[:, 0]
         self._group_of, self._newest_of = Gather(self._group), Gather(self._first)
+        self.none_keyed = Same(self._group, -1)  # whether none of some blocks has a key
         self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks; older than what is unwritten
         self._unwritten: list[tuple[list[int] | Blocks, list[bytes]]] = []  # blocks and their hashes
         self._waiting = 0  # how many are unwritten
@@ -64,9 +65,11 @@ class KeyIndex:
         flags: npt.NDArray[np.bool_] = self._group_of(blocks) != _UNKEYED
         return flags
 
-    def num_unkeyed(self, blocks: Blocks) -> int:
-        """How many of the blocks have no key."""
-        return len((self._group_of(blocks) == _UNKEYED).nonzero()[0])
+    def all_keyed(self, blocks: Blocks) -> bool:
+        """Whether each of the blocks has a key."""
+        return (
+            b"\xff" not in self._group_of(blocks).tobytes()
+        )  # of all that a group may be, only -1 has such a byte
 
     def digest(self, block: int) -> bytes:
         """The hash of a block that has a key."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kvframe.blocks.arrays import FEW, Gather, items
+from kvframe.blocks.arrays import FEW, Same, items
 from kvframe.blocks.errors import BlockError, not_held
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import Blocks, EvictionPolicy, Ids
@@ -76,7 +76,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, policy: EvictionPolicy, cache: PrefixCache | None) -> None:
         self.num_blocks = num_blocks
         self.refs = np.zeros(num_blocks, np.int32)
-        self._refs_at, self._refs_of = items(self.refs), Gather(self.refs)
+        self._refs_at, self._held_once = items(self.refs), Same(self.refs, 1)
         self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
         self.count_free = self._queue.__len__  # `num_free` in one call instead of three, for every step
         self._cache = cache
@@ -150,22 +150,29 @@ class BlockPool:
         Raises:
             BlockError: nobody holds one of them.
         """
-        unique = len(blocks) > FEW and len(set(blocks)) == len(blocks)
-        if unique and self.give_back_many(group, np.array(blocks, np.intp)):
+        if len(blocks) > FEW and len(set(blocks)) == len(blocks):
+            if self.give_back_many(group, np.array(blocks, np.intp)):
+                return
+        elif self._give_back_cached(blocks):
             return
-        free = let_go(self._refs_at, blocks)
-        if self._cache is None:
-            self._queue.push_empty(free)
-            return
-        keyed = self._cache.index_of[group].group_at
-        for block in free:
-            if keyed[block] < 0:
-                break
-        else:
-            self._queue.push_cached(free)
-            return
-        self._queue.push_empty([block for block in free if keyed[block] < 0])
-        self._queue.push_cached([block for block in free if keyed[block] >= 0])
+        free, keyed = let_go(self._refs_at, blocks), self._keyed
+        self._queue.push_empty(free if keyed is None else [block for block in free if keyed[block] < 0])
+        if keyed is not None:
+            self._queue.push_cached([block for block in free if keyed[block] >= 0])
+
+    def _give_back_cached(self, blocks: list[int]) -> bool:
+        """The common case, if it is that: each block has a key, and this one holder."""
+        refs, keyed = self._refs_at, self._keyed
+        if keyed is None:
+            return False
+        for at, block in enumerate(blocks):
+            if refs[block] != 1 or keyed[block] < 0:
+                for before in blocks[:at]:
+                    refs[before] = 1
+                return False
+            refs[block] = 0
+        self._queue.push_cached(blocks)
+        return True
 
     def retire(self, group: int, blocks: list[int]) -> None:
         """`give_back`: here all blocks wait in one order."""
@@ -183,15 +190,14 @@ class BlockPool:
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        if (self._refs_of(blocks) != _ONE_HOLDER).nonzero()[0].size:
+        if not self._held_once(blocks):
             return False
         self.refs[blocks] = _NOBODY
         index = None if self._cache is None else self._cache.index_of[group]
-        empty = len(blocks) if index is None else index.num_unkeyed(blocks)
-        if index is None or empty == len(blocks):
-            self._queue.push_empty(blocks)
-        elif not empty:
+        if index is not None and index.all_keyed(blocks):
             self._queue.push_cached(blocks)
+        elif index is None or index.none_keyed(blocks):
+            self._queue.push_empty(blocks)
         else:
             keyed = index.keyed(blocks)
             self._queue.push_empty(blocks[~keyed])

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import FEW, Counting, items
+from kvframe.blocks.arrays import FEW, items
 
 Blocks = npt.NDArray[np.intp]  # block ids as numpy takes them for an index
 Ids = npt.NDArray[np.int32]  # block ids as tables hold them
@@ -63,12 +63,11 @@ class LruQueue:
     """
 
     def __init__(self, num_blocks: int, blocks: Blocks | None = None) -> None:
-        size = 3 * num_blocks + 2
-        self._ring = np.zeros(size, np.int32)
+        size = 2 * num_blocks + 2
+        self._ring, self._places = np.zeros(size, np.int32), np.arange(size, dtype=np.int32)
         self._where = np.zeros(num_blocks, np.int32)
         self._size, self._holes, self._spare = size, 0, max(num_blocks // 4, 8)
         self._ring_at, self._where_at = items(self._ring), items(self._where)
-        self._counting = Counting()
         self._place(np.zeros(0, np.int32) if blocks is None else blocks.astype(np.int32))
         self._empty_end = self._end  # the blocks before it were never cached, or their keys are gone
 
@@ -81,11 +80,11 @@ class LruQueue:
         return max(self._empty_end - self._start, 0)
 
     def _place(self, blocks: npt.NDArray[np.int32]) -> None:
-        # In the middle third: a full pool fits on either side.
-        self._start = self._size // 3
+        # In the middle: on either side there is room for all blocks that are not here.
+        self._start = (self._size - len(blocks)) // 2
         self._end = self._start + len(blocks)
         self._ring[self._start : self._end] = blocks
-        self._where[blocks] = np.arange(self._start, self._end)
+        self._where[blocks] = self._places[self._start : self._end]
         self._holes = 0
 
     def _centre(self) -> None:
@@ -113,8 +112,8 @@ class LruQueue:
     def _write(self, start: int, blocks: list[int] | Blocks) -> None:
         if len(blocks) > FEW or isinstance(blocks, np.ndarray):
             self._ring[start : start + len(blocks)] = blocks
-            # Of the array's own type: numpy scatters what it must cast ten times slower.
-            self._where[blocks] = self._counting(start, len(blocks))
+            # Of the array's own type: numpy scatters what it must cast ten times slower. Adding would cost more, too.
+            self._where[blocks] = self._places[start : start + len(blocks)]
             return
         ring, where = self._ring_at, self._where_at
         for at, block in enumerate(blocks, start):

@@ -50,6 +50,17 @@ class RowOps:
         self._held_for_copy: list[tuple[int, int]] = []
         self.notes = notes
         self._limit = config.max_model_len
+        # By kind of event: the group, each row's entry that is next, and the count of tokens that wakes the row.
+        entries = {
+            "die": ledger.freed,
+            "grow": tables.length,
+            "state": tables.length,
+            "key": ledger.registered,
+        }
+        self.by_kind = tuple(
+            (rules[g], entries[kind][g], limits)
+            for (kind, g), limits in zip(ledger.kinds, ledger.thresholds, strict=True)
+        )
 
     # --- death ---
 
@@ -220,7 +231,7 @@ class RowOps:
         # Blocks without a key are handed out next, those of the last row first, as if rows came one by one.
         if self.cache is None:
             blocks = blocks[np.argsort(-owners, kind="stable")]
-        elif self.cache.index_of[g].num_unkeyed(blocks):
+        elif not self.cache.index_of[g].all_keyed(blocks):
             keyed = self.cache.index_of[g].keyed(blocks)
             last_first = np.argsort(-owners[~keyed], kind="stable")
             blocks = np.concatenate((blocks[keyed], blocks[~keyed][last_first]))

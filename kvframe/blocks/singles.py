@@ -5,9 +5,10 @@ What `Batches` does in numpy; for a few rows a loop costs less, even for many if
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from kvframe.blocks.arrays import items
+from kvframe.blocks.growth import at_rows
 from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.prefix import PrefixCache
@@ -15,7 +16,7 @@ from kvframe.blocks.publish import Publishing
 from kvframe.blocks.rowops import RowOps
 from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.tails import Tails
-from kvframe.blocks.wheel import Cohort
+from kvframe.blocks.wheel import Cohort, Serve
 
 
 class Singles:
@@ -28,71 +29,71 @@ class Singles:
     """
 
     def __init__(self, ops: RowOps, keying: Keying, pool: BlockPool, tails: Tails) -> None:
-        self._ops, self._keying, self._pool, self._cache = ops, keying, pool, ops.cache
+        self._ops, self._keying, self._cache = ops, keying, ops.cache
         self._longest, self._touch = ops.config.max_model_len, ops.tables.touch_some
+        self._take, self._give_back = pool.take, pool.give_back
         self._ledger, self._hashed, self._last = ops.ledger, tails.hashed_at, tails.last
-        # By group: its table and the length of a row there, then what each kind of event is about.
-        ledger, tables = ops.ledger, ops.tables
-        self._tables = tuple(zip(tables.flat_at, tables.widths, strict=True))
-        self._lengths = {g: (tables.length_at[g], at) for g, at in ledger.grow_at.items()}
-        self._dead = {g: (ledger.freed_at[g], at) for g, at in ledger.die_at.items()}
-        self._keyed = {g: (ledger.registered_at[g], at) for g, at in ledger.key_at.items()}
+        serve = {"die": self.bury, "grow": self.grow, "state": self.grow, "key": self.register}
+        self.serve: tuple[Serve, ...] = tuple(serve[kind] for kind, _ in ops.ledger.kinds)
+        # By kind: the group's table and the length of a row there, then each row's entry that is next, and when.
+        tables = ops.tables
+        self._at = tuple(
+            (rule, tables.flat_at[rule.index], tables.widths[rule.index], items(entries), items(limits))
+            for rule, entries, limits in ops.by_kind
+        )
 
-    def bury(self, rule: GroupRule, cohort: Cohort, behind: Any) -> bool:
-        """One entry of each row dies, if that is so for all of them.
-
-        Args:
-            rule, cohort: the group, and the rows.
-            behind: computed tokens that have not settled: of all rows, or an array by row.
-        """
-        g, rows, wakes = rule.index, cohort.rows, rule.wakes_at
-        if wakes is None:
-            return False
-        (flat, width), (freed, die_at) = self._tables[g], self._dead[g]
+    def bury(self, cohort: Cohort, behind: Any) -> bool:
+        """One entry of each row dies, if that is so for all of them."""
+        rule, flat, width, freed, die_at = self._at[cohort.kind]
+        rows, wakes = cohort.rows, rule.wakes_at
         surely = cohort.sure and rule.steady
-        if not surely and not self._one_dies(rule, rows, wakes, behind):
+        if wakes is None or not (surely or self._one_dies(cohort, wakes, behind)):
             return False
         blocks, entries = [], []
         for row in rows:
             dead = freed[row]
-            block = flat[row * width + dead]
+            place = row * width + dead
+            block = flat[place]
             if not block:
-                return False
-            blocks.append(block)
-            entries.append(dead)
-        for row, dead in zip(rows, entries, strict=True):
-            flat[row * width + dead] = 0
+                break
+            flat[place] = 0
             freed[row] = dead + 1
             die_at[row] = wakes[dead + 2]
-        self._touch(g, rows, entries)
-        self._pool.give_back(g, blocks)
-        cohort.again, cohort.facts = rule.block if surely else 0, None
+            blocks.append(block)
+            entries.append(dead)
+        g, done = rule.index, len(blocks)
+        self._touch((g, rows[:done], entries))
+        if done < len(rows):  # the others will be done one by one, and in whose order blocks come counts
+            for block in blocks:
+                self._give_back(g, [block])
+            return False
+        self._give_back(g, blocks)
+        cohort.again = rule.block if surely else 0
         return True
 
-    def _one_dies(self, rule: GroupRule, rows: list[int], wakes: memoryview, behind: Any) -> bool:
+    def _one_dies(self, cohort: Cohort, wakes: memoryview, behind: Any) -> bool:
         """Whether each row is awake for its entry, and not yet for the next."""
-        computed, (freed, _) = self._ledger.computed_at, self._dead[rule.index]
-        waits: Sequence[int] = [behind] * len(rows) if isinstance(behind, int) else behind[rows].tolist()
-        for row, wait in zip(rows, waits, strict=True):
+        computed, freed = self._ledger.computed_at, self._at[cohort.kind][3]
+        for row, wait in zip(cohort.rows, at_rows(behind, cohort), strict=True):
             dead, now = freed[row], computed[row] - wait + 1
             if wakes[dead + 1] > now or wakes[dead + 2] <= now:
                 return False
         return True
 
-    def grows_singly(self, rule: GroupRule, cohort: Cohort, lookahead: int) -> bool:
+    def grows_singly(self, cohort: Cohort, lookahead: int) -> bool:
         """Whether each row lacks exactly one entry; never so beyond the longest request."""
-        computed, longest, (_, grow_at) = self._ledger.computed_at, self._longest, self._lengths[rule.index]
+        computed, longest, grow_at = self._ledger.computed_at, self._longest, self._at[cohort.kind][4]
         for row in cohort.rows:  # noqa: SIM110 - a generator costs twice as much
             if not computed[row] + lookahead == grow_at[row] <= longest:
                 return False
         return True
 
-    def grow(self, rule: GroupRule, cohort: Cohort) -> None:
+    def grow(self, cohort: Cohort, behind: Any) -> bool:
         """One block for each row, which `grows_singly`. The pool has them."""
-        g, rows, tokens, beyond = rule.index, cohort.rows, rule.block, self._longest + 1
-        (flat, width), (length, grow_at), entries = self._tables[g], self._lengths[g], []
-        blocks = self._pool.take(g, len(rows))
-        cohort.again, cohort.facts = tokens, None
+        rule, flat, width, length, grow_at = self._at[cohort.kind]
+        g, rows, tokens, beyond, entries = rule.index, cohort.rows, rule.block, self._longest + 1, []
+        blocks = self._take(g, len(rows))
+        cohort.again = tokens
         for row, block in zip(rows, blocks, strict=True):
             entry, limit = length[row], grow_at[row] + tokens
             flat[row * width + entry] = block
@@ -101,32 +102,33 @@ class Singles:
             if limit >= beyond:
                 limit, cohort.again = beyond, 0
             grow_at[row] = limit
-        self._touch(g, rows, entries)
+        self._touch((g, rows.copy(), entries))
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks
+        return True
 
-    def register(self, rule: GroupRule, cohort: Cohort) -> bool:
+    def register(self, cohort: Cohort, behind: Any) -> bool:
         """Key the entry that became full in each row, exactly where it is not the row's last hash that belongs to it.
 
         Rows whose hash has yet to come, since their tokens are known only after the step, stay awake.
         """
-        cache, publishing = self._cache, rule.publishing
-        if cache is None or publishing is None or not publishing.regular or self._ops.notes.exported:
+        rule, flat, width, registered, key_at = self._at[cohort.kind]
+        cache, publishing, hashed = self._cache, rule.publishing, self._hashed
+        if cache is None or publishing is None or not publishing.regular:
             return False
         if not cohort.went_on:
-            if not self._wait(rule, cohort):
-                self._register_each(cache, rule, publishing, cohort)
+            if not self._wait(cohort):
+                self._register_each(cache, publishing, cohort)
             return True
-        g, rows, tokens, hashed = rule.index, cohort.rows, rule.block, self._hashed
-        (flat, width), (registered, key_at) = self._tables[g], self._keyed[g]
+        rows, tokens = cohort.rows, rule.block
         blocks: list[int] = []
         for row in rows:
             end, entry = key_at[row], registered[row]
             block = flat[row * width + entry]
             if hashed[row] != end or not block:  # an entry may die before its hash comes
-                if blocks or not self._wait(rule, cohort):
+                if blocks or not self._wait(cohort):
                     self._key(cache, rule, blocks, rows[: len(blocks)])
-                    self._register_each(cache, rule, publishing, cohort)
+                    self._register_each(cache, publishing, cohort)
                 return True
             blocks.append(block)
             registered[row] = entry + 1
@@ -135,11 +137,11 @@ class Singles:
         cohort.keyed(tokens)
         return True
 
-    def _wait(self, rule: GroupRule, cohort: Cohort) -> bool:
+    def _wait(self, cohort: Cohort) -> bool:
         """Have the rows wait if the hashes of all of them have yet to come; says whether they do."""
         if not cohort.sure:
             return False
-        hashed, key_at = self._hashed, self._keyed[rule.index][1]
+        hashed, key_at = self._hashed, self._at[cohort.kind][4]
         for row in cohort.rows:
             if hashed[row] >= key_at[row]:
                 return False
@@ -153,14 +155,14 @@ class Singles:
         if rule.state:
             self._ops.notes.keyed(rule.index, blocks)
 
-    def _register_each(
-        self, cache: PrefixCache, rule: GroupRule, publishing: Publishing, cohort: Cohort
-    ) -> None:
+    def _register_each(self, cache: PrefixCache, publishing: Publishing, cohort: Cohort) -> None:
         """`register` where each entry may be out of the ordinary. Rows that are done are passed over."""
-        g, tokens, clear, hashed = rule.index, rule.block, publishing.clear, self._hashed
-        (flat, width), (registered, key_at) = self._tables[g], self._keyed[g]
-        groups, prompt = cache.index_of[g].group_at, None if publishing.plain else self._ledger.prompt_at
-        cohort.facts = None
+        rule, flat, width, registered, key_at = self._at[cohort.kind]
+        tokens, clear, hashed = rule.block, publishing.clear, self._hashed
+        groups, prompt = (
+            cache.index_of[rule.index].group_at,
+            None if publishing.plain else self._ledger.prompt_at,
+        )
         full: list[int] = []
         blocks: list[int] = []
         for row in cohort.rows:

@@ -14,7 +14,6 @@ from kvframe.blocks.keying import Keying
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.results import Refused, StepResult
 from kvframe.blocks.rowops import RowOps
-from kvframe.blocks.rules import GroupRule
 from kvframe.blocks.singles import Singles
 from kvframe.blocks.tails import Tails
 from kvframe.blocks.wheel import Cohort, TimingWheel, Woken
@@ -33,7 +32,11 @@ class Stepper:
         # Where every group shares one set of block ids, the common events are done for all their rows at once.
         self._common: tuple[Singles, Batches] | None = None
         if isinstance(ops.pool, BlockPool):
-            self._common = Singles(ops, keying, ops.pool, tails), Batches(ops, ops.pool, tails)
+            singles, batches = self._common = (
+                Singles(ops, keying, ops.pool, tails),
+                Batches(ops, ops.pool, tails),
+            )
+            self._serve = singles.serve, batches.serve
             self._count_free = ops.pool.count_free
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
@@ -73,7 +76,7 @@ class Stepper:
         if self._common is not None:
             for cohort in wheel.cohorts():
                 if len(cohort.rows) > FEW:
-                    self._common[1].look_up(self._rules[cohort.kind], cohort)
+                    self._common[1].look_up(cohort)
 
     def _look_aside(self, slots: Any) -> None:
         """Another kind of step is to come: the wheel bears it where it concerns few rows."""
@@ -90,7 +93,7 @@ class Stepper:
         self._ledger.computed_counts.one_more(wheel.count)
         if not woken:
             return ALL_SERVED
-        if not self._run_surely(woken, 1 + wheel.in_flight):
+        if not self._run_surely(wheel, woken):
             steady, self._wheel, self._steady = self._steady, None, 0  # until all is done as it should be
             result = self._wake(woken, Call(None, wheel.count, 1, 0, wheel.in_flight))
             if result.refused:
@@ -99,28 +102,26 @@ class Stepper:
         wheel.put(woken)
         return ALL_SERVED
 
-    def _run_surely(self, woken: Woken, behind: int) -> bool:
+    def _run_surely(self, wheel: TimingWheel, woken: Woken) -> bool:
         """Do what needs no questions, in as few words as can be: each row that grows is sure to lack one block."""
-        wanted, common, growth, keys = 0, self._common, self._first_growth, self._first_key
-        for cohort in woken:
-            if growth <= cohort.kind < keys:
-                # A state that the kernel exports takes a place of its own in the table.
-                if not cohort.sure or (cohort.kind >= self._first_state and self._ops.notes.exported):
-                    return False
-                wanted += len(cohort.rows)
-        if common is None or (wanted and wanted > self._count_free()):
+        # A state that the kernel exports takes a place of its own in the table, and a key of its own.
+        if not woken.sure or self._common is None or self._ops.notes.exported:
             return False
+        free, growing = self._count_free(), range(self._first_growth, self._first_key)
+        if free < wheel.count * len(growing) and free < sum(len(c.rows) for c in woken if c.kind in growing):
+            return False
+        behind, (few, many) = 1 + wheel.in_flight, self._serve
         for cohort in woken:
-            kind = cohort.kind
-            rule, usual = self._rules[kind], common[len(cohort.rows) > FEW]
-            if kind >= keys:
-                if not usual.register(rule, cohort):
-                    self._register_each(rule, cohort, ())
-            elif kind >= growth:
-                usual.grow(rule, cohort)
-            elif not usual.bury(rule, cohort, behind):
-                self._bury_each(rule, cohort, behind)
+            if not (few if len(cohort.rows) <= FEW else many)[cohort.kind](cohort, behind):
+                self._serve_each(cohort, behind, ())
         return True
+
+    def _serve_each(self, cohort: Cohort, behind: Any, refused: tuple[Refused, ...]) -> None:
+        """Deaths and keys of rows for which they cannot be done at once."""
+        if cohort.kind < self._first_growth:
+            self._bury_each(cohort, behind)
+        else:
+            self._register_each(cohort, refused)
 
     # --- any step ---
 
@@ -170,24 +171,21 @@ class Stepper:
         growing = [cohort for cohort in woken if self._first_growth <= cohort.kind < self._first_key]
         singly = not growing or self._grows_singly(growing, call)
         growth = [] if singly else self._growth.of(growing, call)
+        behind = call.new + call.in_flight
         refused: tuple[Refused, ...] = ()
         for cohort in woken:
-            kind, rule = cohort.kind, self._rules[cohort.kind]
-            usual = None if self._common is None else self._common[len(cohort.rows) > FEW]
-            if kind < self._first_growth:
-                behind = call.new + call.in_flight
-                if usual is None or not usual.bury(rule, cohort, behind):
-                    self._bury_each(rule, cohort, behind)
-            elif kind >= self._first_key:
-                if usual is None or refused or not usual.register(rule, cohort):
-                    self._register_each(rule, cohort, refused)
-            elif not singly:
+            kind = cohort.kind
+            if not singly and self._first_growth <= kind < self._first_key:
                 if growth:
                     refused, growth = self._growth.serve(growth, call), []
                 cohort.again = 0
                 cohort.changed()
-            elif usual is not None:
-                usual.grow(rule, cohort)
+                continue
+            serve = None if self._common is None else self._serve[len(cohort.rows) > FEW][kind]
+            if kind >= self._first_key and (refused or self._ops.notes.exported):
+                serve = None
+            if serve is None or not serve(cohort, behind):
+                self._serve_each(cohort, behind, refused)
         return StepResult(refused=refused) if refused else ALL_SERVED
 
     def _grows_singly(self, growing: list[Cohort], call: Call) -> bool:
@@ -199,25 +197,32 @@ class Stepper:
                 return False
             if not isinstance(call.new, int) and not call.new.take(rows).all():
                 return False
-            if not self._common[len(rows) > FEW].grows_singly(self._rules[kind], cohort, call.lookahead):
+            if not self._common[len(rows) > FEW].grows_singly(cohort, call.lookahead):
                 return False
             blocks += len(rows)
         return blocks <= self._ops.pool.num_free
 
-    def _bury_each(self, rule: GroupRule, cohort: Cohort, behind: Any) -> None:
+    def _bury_each(self, cohort: Cohort, behind: Any) -> None:
         """What the rows read no more is dead at the count that had settled when the step started."""
-        computed = self._ledger.computed_at
+        computed, rule = self._ledger.computed_at, self._rules[cohort.kind]
         for row, gone in zip(cohort.rows, at_rows(behind, cohort), strict=True):
             self._ops.bury(rule, row, max(computed[row] - gone, 0))
         cohort.again = 0
         cohort.changed()
 
-    def _register_each(self, rule: GroupRule, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
+    def _register_each(self, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
         """Key what became full in rows for which that cannot be done at once."""
+        rule = self._rules[cohort.kind]
         # What is not regular for all of many rows may be so for each.
-        singles = None if refused or self._common is None else self._common[0]
-        if singles is not None and len(cohort.rows) > FEW and singles.register(rule, cohort):
-            return
+        if (
+            self._common is not None
+            and len(cohort.rows) > FEW
+            and not refused
+            and not self._ops.notes.exported
+        ):
+            cohort.facts = None
+            if self._common[0].register(cohort, None):
+                return
         stuck = {answer.slot for answer in refused}
         computed, known = self._ledger.computed_at, self._ledger.known_at
         for row in cohort.rows:
@@ -234,7 +239,7 @@ class Stepper:
 
 def _by_kind(events: list[int], count: int, rows: list[int] | None) -> Woken:
     """Events as kind x count + place in the call, in order; the rows by place, None where these are the same."""
-    woken: Woken = []
+    woken = Woken(sure=False)
     end = 0
     for event in events:
         if event >= end:

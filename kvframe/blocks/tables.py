@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from kvframe.blocks.arrays import ONE, items
 
 Table = npt.NDArray[np.int32]
 Places = npt.NDArray[np.intp]
+Touched = tuple[int, list[int], list[int]]  # group, slots, the entry of each
 MANY = 1024  # so many calls' changes are kept for whoever may read them
 
 
@@ -36,6 +38,9 @@ class BlockTables:
     Args:
         rows: requests that can run at once.
         widths: entries of a row, by group.
+
+    Attributes:
+        touch_some: notes that one entry of each of some rows changed; what it is given is kept, and must not change.
     """
 
     def __init__(self, rows: int, widths: Sequence[int]) -> None:
@@ -51,7 +56,8 @@ class BlockTables:
         # Where each row begins in its group's table, taken as one long row of places.
         self.starts: tuple[Places, ...] = tuple(np.arange(rows) * width for width in widths)
         self._ranges: list[list[int]] = [[] for _ in widths]  # slot, first entry, end, slot, first entry, …
-        self._lists: list[tuple[int, list[int], list[int]]] = []  # group, slots, entries
+        self._lists: deque[Touched] = deque(maxlen=MANY)  # once it is full, every row may have changed
+        self.touch_some: Callable[[Touched], None] = self._lists.append  # no frame of its own on the hot path
         self._batches: list[DirtyRows] = []
         self._all_dirty = False
         self._cleared = np.zeros(max(widths), np.intp)  # kept: see `arrays.Gather`
@@ -146,12 +152,6 @@ class BlockTables:
         if len(ranges) > self._overflow:
             self._mark_all()
 
-    def touch_some(self, group: int, slots: list[int], entries: list[int]) -> None:
-        """Note that one entry of each of these rows changed; the list of entries is kept, and must not change after."""
-        self._lists.append((group, slots.copy(), entries))
-        if len(self._lists) > MANY:
-            self._mark_all()
-
     def touch_many(self, group: int, slots: Places, starts: Places, stops: Places) -> None:
         """Note that these rows changed in [starts, stops); the arrays are kept, and must not change after."""
         self._batches.append(DirtyRows(group, slots, starts, stops))
@@ -164,12 +164,13 @@ class BlockTables:
         self._all_dirty = True
 
     def _forget(self) -> None:
-        self._ranges, self._lists, self._batches = [[] for _ in self.widths], [], []
+        self._ranges, self._batches = [[] for _ in self.widths], []
+        self._lists.clear()
         self._all_dirty = False
 
     def take_dirty(self) -> list[DirtyRows]:
         """What changed since the last call; then all is clean."""
-        if self._all_dirty:
+        if self._all_dirty or len(self._lists) == MANY:
             self._forget()
             slots = np.arange(self.rows)
             return [
@@ -179,7 +180,7 @@ class BlockTables:
         changed, self._batches = self._batches, []
         if self._lists:
             changed += self._from_lists()
-            self._lists = []
+            self._lists.clear()
         if any(self._ranges):
             changed += self._from_ranges()
         return changed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,25 @@ class Cohort:
         self.facts, self.went_on = None, False
 
 
-Woken = list[Cohort]  # one for each kind of event and steps waited, in this order
+# Serves a cohort, given how many of each row's computed tokens have not settled: one number, or an array by row. Says
+# whether all rows were served.
+Serve = Callable[[Cohort, Any], bool]
+
+
+class Woken(list[Cohort]):
+    """What wakes in one step: a cohort for each kind of event and steps waited, in this order.
+
+    Attributes:
+        sure: whether all of them are.
+    """
+
+    __slots__ = ("sure",)
+
+    def __init__(self, sure: bool = True) -> None:
+        super().__init__()
+        self.sure = sure
+
+
 _place_of = operator.attrgetter("kind", "waited")
 
 
@@ -101,12 +119,14 @@ class TimingWheel:
             if slot:
                 place = self._slots if slot < span else self._later
                 cohort = cohorts[slot] = Cohort(kind, rows[ends[slot - 1] : ends[slot]], sure=True)
-                place.setdefault(min(slot, span - 1), []).append(cohort)
+                place.setdefault(min(slot, span - 1), Woken()).append(cohort)
         cohort_of = [cohorts[slot] for slot in slots.tolist()]
         for row in (limits > self._longest).nonzero()[0].tolist():
             beyond = cohort_of[row]
             if beyond is not None:
                 beyond.sure = False
+                if slots[row] < span:
+                    self._slots[int(slots[row])].sure = False
         self._cohort_of.append(cohort_of)
         computed = self._ledger.computed_at
         for row in late.nonzero()[0].tolist():
@@ -133,19 +153,19 @@ class TimingWheel:
 
     def put(self, woken: Woken) -> None:
         """Put rows where their thresholds now say; those beyond a threshold wake in the next step."""
-        steps = woken[0].again
-        for cohort in woken:
-            if cohort.again != steps or not cohort.sure or not cohort.rows:
-                break
-        else:  # most often they wake together again, and with nobody else
-            if 0 < steps < self._span and self._clock + steps not in self._slots:
-                self._slots[self._clock + steps] = woken
+        steps, at = woken[0].again, self._clock + woken[0].again
+        if woken.sure and 0 < steps < self._span and at not in self._slots:
+            for cohort in woken:
+                if cohort.again != steps or not cohort.rows:
+                    break
+            else:  # most often they wake together again, and with nobody else
+                self._slots[at] = woken
                 return
         for cohort in woken:
             if not cohort.sure or not 0 < cohort.again < self._span:
                 self._scatter(cohort)
             elif cohort.rows:
-                self._put_among(self._slots.setdefault(self._clock + cohort.again, []), cohort)
+                self._put_among(self._slots.setdefault(self._clock + cohort.again, Woken()), cohort)
 
     def _put_among(self, slot: Woken, cohort: Cohort) -> None:
         at, there = _find(slot, cohort.kind, cohort.waited)
@@ -180,9 +200,9 @@ class TimingWheel:
             return
         distance = limit - computed[row] + self._delays[kind]
         if distance < self._span:
-            slot = self._slots.setdefault(self._clock + max(distance, 1), [])
+            slot = self._slots.setdefault(self._clock + max(distance, 1), Woken())
         else:
-            slot = self._later.setdefault(self._clock + self._span - 1, [])
+            slot = self._later.setdefault(self._clock + self._span - 1, Woken())
         # Rows that wait for their hashes stay together; all others of a kind are served in the order of the rows.
         waited = max(1 - distance, 0) if self._keys[kind] else 0
         at, there = _find(slot, kind, waited)
@@ -192,7 +212,7 @@ class TimingWheel:
         bisect.insort(cohort.rows, row)
         cohort.changed()
         if limit > self._longest or (distance < 1 and not self._keys[kind]):
-            cohort.sure = False
+            cohort.sure = slot.sure = False
         self._cohort_of[kind][row] = cohort
 
 
