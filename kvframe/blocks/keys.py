@@ -33,7 +33,7 @@ _UNWRITTEN = 4096  # single blocks that may wait for their hashes to be written,
 class KeyIndex:
     """Keys of blocks with ids below `num_blocks`: (group, hash) to block. Id 0 is the null block and has no key.
 
-    Memory: 32 bytes of hash, 16 to 32 of buckets, 4 of links and 2 of group a block.
+    Memory: 32 bytes of hash, 16 to 32 of buckets, 8 of links and 2 of group a block.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -41,10 +41,12 @@ class KeyIndex:
         self._mask = (1 << max(4 * num_blocks - 1, 1).bit_length()) - 1
         self._first = np.zeros(self._mask + 1, np.int32)
         self._after = np.zeros(num_blocks, np.int32)
+        self._bucket = np.zeros(num_blocks, np.int32)  # of each linked block: cheaper to read than its hash
         self._group = np.full(num_blocks, -1, np.int16)
         self._words = np.zeros((num_blocks, 4), np.uint64)
         # The same memory for the loop over single blocks: a memoryview's items cost a third of an array's.
         self._first_at, self._after_at = items(self._first), items(self._after)
+        self._bucket_at, self._bucket_of = items(self._bucket), Gather(self._bucket)
         self.group_at = items(self._group)
         self._bytes = items(self._words.view(np.uint8))
         self._hashes = self._words.view(HASH).reshape(-1)
@@ -93,8 +95,9 @@ class KeyIndex:
     def _split(self, blocks: Blocks) -> list[tuple[int, Blocks]]:
         """Those of the blocks that have a key of a group, by group."""
         groups = self._group_of(blocks)
-        one = int(groups[0]) if len(groups) else -1
-        if one >= 0 and not (groups != groups[:1]).nonzero()[0].size:
+        data = groups.tobytes()
+        one = int(groups[0]) if data else -1
+        if one >= 0 and data == data[: groups.itemsize] * len(groups):
             return [(one, blocks)]
         return [(group, blocks[groups == group]) for group in sorted(set(groups.tolist()) - {-1})]
 
@@ -121,13 +124,14 @@ class KeyIndex:
         """Take the key of a block that has one."""
         if self._unlinked or self.group_at[block] >= GROUPS:
             self._link()
-        group, self.group_at[block] = self.group_at[block], -1
-        self._unlink([block], [(self._word_at[4 * block] ^ self._mixes[group]) & self._mask])
+        self.group_at[block] = -1
+        self._unlink([block])
 
-    def _unlink(self, blocks: list[int], buckets: list[int]) -> None:
+    def _unlink(self, blocks: list[int]) -> None:
         """Take each block out of its bucket."""
-        first, after = self._first_at, self._after_at
-        for block, bucket in zip(blocks, buckets, strict=True):
+        first, after, buckets = self._first_at, self._after_at, self._bucket_at
+        for block in blocks:
+            bucket = buckets[block]
             at = first[bucket]
             if at == block:
                 first[bucket] = after[block]
@@ -183,7 +187,7 @@ class KeyIndex:
     def _link_many(self, blocks: Blocks, group: int) -> None:
         buckets, ids = self._buckets(self._first_words[blocks], group), blocks.astype(np.int32)
         self._after[blocks] = self._newest_of(buckets)
-        self._first[buckets] = ids
+        self._first[buckets], self._bucket[blocks] = ids, buckets.astype(np.int32)
         # Of several blocks for one bucket numpy has kept the last, the newest; the few others go behind it in order.
         left = (self._newest_of(buckets) != ids).nonzero()[0]
         if left.size:
@@ -196,15 +200,14 @@ class KeyIndex:
         """`remove` for those of the blocks that have a key; returns (group, how many) of these."""
         self._link()
         split = self._split(blocks)
-        for group, held in split:
+        for _, held in split:
             self._group[held] = _UNKEYED
-            buckets = self._buckets(self._first_words[held], group)
+            buckets = self._bucket_of(held).astype(np.intp)
             first = self._newest_of(buckets) == held.astype(np.int32)
             at = first.nonzero()[0]
             self._first[buckets[at]] = self._after.take(held[at])
             if len(at) < len(held):
-                inner = (~first).nonzero()[0]
-                self._unlink(held[inner].tolist(), buckets[inner].tolist())
+                self._unlink(held[(~first).nonzero()[0]].tolist())
         return [(group, len(held)) for group, held in split]
 
     def find_many(self, group: int, digests: Digests) -> npt.NDArray[np.int32]:
