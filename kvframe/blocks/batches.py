@@ -129,19 +129,21 @@ class Batches:
     def grow(self, cohort: Cohort, behind: Any) -> bool:
         """One block for each row, which `grows_singly`. The pool has them."""
         rule, facts = self._at[cohort.kind][0], self.look_up(cohort)
-        g = rule.index
-        blocks = self._pool.take_many(g, len(cohort.rows))
-        self._tables.flat[g][facts.places] = blocks
         following = facts.entries + ONE
-        self._tables.touch_many(g, facts.rows, facts.entries, following)
+        for g in self._ledger.groups[cohort.kind]:
+            blocks = self._pool.take_many(g, len(cohort.rows))
+            self._tables.flat[g][facts.places] = blocks
+            self._tables.touch_many(g, facts.rows, facts.entries, following)
+            if g != rule.index:
+                self._tables.length[g][facts.rows] = following
+            if self._ops.rules[g].group.zeroed:
+                self._ops.fresh[g] += blocks.tolist()
         facts.go_on(following)
         beyond = facts.room < 0
         if beyond:
             np.minimum(facts.limits, self._longest + 1, out=facts.limits)
         self._note(cohort, facts)
         cohort.again = 0 if beyond else rule.block
-        if rule.group.zeroed:
-            self._ops.fresh[g] += blocks.tolist()
         return True
 
     def register(self, cohort: Cohort, behind: Any) -> bool:

@@ -42,7 +42,7 @@ class Growth:
 
     def __init__(self, ops: RowOps) -> None:
         self._ops, self._ledger = ops, ops.ledger
-        self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
+        self._rules = tuple(tuple(ops.rules[g] for g in groups) for groups in ops.ledger.groups)
         self._limit = ops.config.max_model_len
 
     def of(self, growing: list[Cohort], call: Call) -> list[Growing]:
@@ -53,8 +53,9 @@ class Growth:
         """
         computed = self._ledger.computed_at
         growth = [
-            (self._rules[cohort.kind], row, computed[row] - step, computed[row])
+            (rule, row, computed[row] - step, computed[row])
             for cohort in growing
+            for rule in self._rules[cohort.kind]
             for row, step in zip(cohort.rows, at_rows(call.new, cohort), strict=True)
             if step
         ]

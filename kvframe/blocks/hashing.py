@@ -245,7 +245,8 @@ class TokenChain:
                     extra = (extra, *data[at + unit : at + unit + ahead].tolist())
                 parent = self.hash.unit(parent, data[at : at + unit], extra)
                 self.digests += parent
-        self.tail = data[count * unit :].copy()
+        rest = data[count * unit :]
+        self.tail = rest.copy() if len(rest) else _NO_TOKENS
 
     def _extend_raw(self, parent: bytes, data: Tokens, count: int) -> None:
         # The common case as one tight loop: no extra keys but a salt in the first unit's, raw bytes.

@@ -29,7 +29,7 @@ class HoldBack:
         self._ops, self._accounts, self._tenants = ops, accounts, tenants
         first, _, last = ops.ledger.cuts
         self._growth = slice(first, last)
-        self._rules = [ops.rules[g] for _, g in ops.ledger.kinds[self._growth]]
+        self._rules = [rule for rule in ops.rules if rule.grows]
 
     def safe_steps(self, most: int) -> int:
         """Steps in which no tenant can come to its limit, if each row computes at most so many tokens a step."""
@@ -44,9 +44,12 @@ class HoldBack:
         return min(steps, default=0)
 
     def _most(self, tokens: int) -> list[int]:
-        """The most that a row takes of each group for so many tokens."""
-        weights = self._accounts.weights
-        return [weights[rule.index] * (cdiv(tokens, rule.block) + rule.spare + 2) for rule in self._rules]
+        """The most that a row takes for so many tokens, by kind of growth."""
+        weights, rules = self._accounts.weights, self._ops.rules
+        return [
+            sum(weights[g] * (cdiv(tokens, rules[g].block) + rules[g].spare + 2) for g in groups)
+            for groups in self._ops.ledger.groups[self._growth]
+        ]
 
     def sort_out(self, rows: int | Rows, new: Any, lookahead: int, in_flight: Any) -> dict[int, Refused]:
         """The rows that must wait, by their places in the call, and why; what is dead anyway may be given back.

@@ -42,21 +42,32 @@ class Ledger:
         self.moved: list[int] = []
         self._free_rows = list(range(rows))
 
-        tokens = [rule.index for rule in rules if rule.grows and not rule.state]
+        # Tables with equal entries for every token count always grow together: the first stands for all of them.
+        alike: dict[tuple[int, int], list[int]] = {}
+        for rule in rules:
+            if rule.grows and not rule.state:
+                alike.setdefault((rule.block, rule.spare), []).append(rule.index)
+        grown_with = {groups[0]: tuple(groups) for groups in alike.values()}
         states = [rule.index for rule in rules if rule.state]
         deaths = [rule.index for rule in rules if rule.frees]
         keys = [rule.index for rule in rules if rule.publishing is not None]
         self.kinds = tuple(
             (kind, g)
-            for kind, group_list in (("die", deaths), ("grow", tokens), ("state", states), ("key", keys))
+            for kind, group_list in (("die", deaths), ("grow", grown_with), ("state", states), ("key", keys))
             for g in group_list
         )
-        grown = len(deaths) + len(tokens)
+        self.groups = tuple(grown_with[g] if kind == "grow" else (g,) for kind, g in self.kinds)
+        grown = len(deaths) + len(grown_with)
         self.cuts = (len(deaths), grown, grown + len(states))
         self.thresholds = np.full((len(self.kinds), rows), NEVER, np.intp)
         self._threshold_at = tuple(items(row) for row in self.thresholds)
         at = dict(zip(self.kinds, self._threshold_at, strict=True))
-        self.grow_at = {g: at[kind, g] for kind, g in self.kinds if kind in ("grow", "state")}
+        self.grow_at = {
+            g: at[kind, first]
+            for (kind, first), groups in zip(self.kinds, self.groups, strict=True)
+            if kind in ("grow", "state")
+            for g in groups
+        }
         self.die_at = {g: at[kind, g] for kind, g in self.kinds if kind == "die"}
         self.key_at = {g: at[kind, g] for kind, g in self.kinds if kind == "key"}
         self.prompt_at = items(self.prompt)

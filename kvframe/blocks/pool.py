@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kvframe.blocks.arrays import FEW, Same, items
+from kvframe.blocks.arrays import FEW, Uniform, items
 from kvframe.blocks.errors import BlockError, not_held
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import Blocks, EvictionPolicy, Ids
@@ -76,7 +76,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, policy: EvictionPolicy, cache: PrefixCache | None) -> None:
         self.num_blocks = num_blocks
         self.refs = np.zeros(num_blocks, np.int32)
-        self._refs_at, self._held_once = items(self.refs), Same(self.refs, 1)
+        self._refs_at, self._holders_of = items(self.refs), Uniform(self.refs)
         self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
         self.count_free = self._queue.__len__  # `num_free` in one call instead of three, for every step
         self._cache = cache
@@ -190,7 +190,7 @@ class BlockPool:
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        if not self._held_once(blocks):
+        if self._holders_of(blocks) != 1:
             return False
         self.refs[blocks] = _NOBODY
         index = None if self._cache is None else self._cache.index_of[group]

@@ -41,6 +41,11 @@ class Singles:
             (rule, tables.flat_at[rule.index], tables.widths[rule.index], items(entries), items(limits))
             for rule, entries, limits in ops.by_kind
         )
+        # By kind: groups that grow with this one.
+        self._alike = tuple(
+            tuple((ops.rules[g], tables.flat_at[g], tables.length_at[g]) for g in groups[1:])
+            for groups in ops.ledger.groups
+        )
 
     def bury(self, cohort: Cohort, behind: Any) -> bool:
         """One entry of each row dies, if that is so for all of them."""
@@ -102,9 +107,19 @@ class Singles:
             if limit >= beyond:
                 limit, cohort.again = beyond, 0
             grow_at[row] = limit
-        self._touch((g, rows.copy(), entries))
+        changed = rows.copy()
+        self._touch((g, changed, entries))
         if rule.group.zeroed:
             self._ops.fresh[g] += blocks
+        for other, flat, length in self._alike[cohort.kind]:
+            g = other.index
+            blocks = self._take(g, len(rows))
+            for row, entry, block in zip(rows, entries, blocks, strict=True):
+                flat[row * width + entry] = block
+                length[row] = entry + 1
+            self._touch((g, changed, entries))
+            if other.group.zeroed:
+                self._ops.fresh[g] += blocks
         return True
 
     def register(self, cohort: Cohort, behind: Any) -> bool:

@@ -43,6 +43,9 @@ class Stepper:
         self._by_row = np.zeros((2, ops.ledger.rows), np.intp)
         self._growth, self._limit = Growth(ops), ops.config.max_model_len
         self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
+        self._most = sum(
+            rule.grows for rule in ops.rules
+        )  # blocks that a row can need in a step of one token
         self._views: tuple[Any, ...] = (-1,)
         self._wheel: TimingWheel | None = None
         self._steady = 0  # steps of one token for each of the same rows, one after another
@@ -107,14 +110,19 @@ class Stepper:
         # A state that the kernel exports takes a place of its own in the table, and a key of its own.
         if not woken.sure or self._common is None or self._ops.notes.exported:
             return False
-        free, growing = self._count_free(), range(self._first_growth, self._first_key)
-        if free < wheel.count * len(growing) and free < sum(len(c.rows) for c in woken if c.kind in growing):
+        free = self._count_free()
+        if free < wheel.count * self._most and free < sum(self._count_blocks(cohort) for cohort in woken):
             return False
         behind, (few, many) = 1 + wheel.in_flight, self._serve
         for cohort in woken:
             if not (few if len(cohort.rows) <= FEW else many)[cohort.kind](cohort, behind):
                 self._serve_each(cohort, behind, ())
         return True
+
+    def _count_blocks(self, cohort: Cohort) -> int:
+        """Blocks that the rows take, if each lacks one."""
+        grows = self._first_growth <= cohort.kind < self._first_key
+        return len(cohort.rows) * len(self._ledger.groups[cohort.kind]) if grows else 0
 
     def _serve_each(self, cohort: Cohort, behind: Any, refused: tuple[Refused, ...]) -> None:
         """Deaths and keys of rows for which they cannot be done at once."""
@@ -199,7 +207,7 @@ class Stepper:
                 return False
             if not self._common[len(rows) > FEW].grows_singly(cohort, call.lookahead):
                 return False
-            blocks += len(rows)
+            blocks += self._count_blocks(cohort)
         return blocks <= self._ops.pool.num_free
 
     def _bury_each(self, cohort: Cohort, behind: Any) -> None:
@@ -214,12 +222,8 @@ class Stepper:
         """Key what became full in rows for which that cannot be done at once."""
         rule = self._rules[cohort.kind]
         # What is not regular for all of many rows may be so for each.
-        if (
-            self._common is not None
-            and len(cohort.rows) > FEW
-            and not refused
-            and not self._ops.notes.exported
-        ):
+        usual = not refused and not self._ops.notes.exported
+        if usual and self._common is not None and len(cohort.rows) > FEW:
             cohort.facts = None
             if self._common[0].register(cohort, None):
                 return
@@ -239,8 +243,8 @@ class Stepper:
 
 def _by_kind(events: list[int], count: int, rows: list[int] | None) -> Woken:
     """Events as kind x count + place in the call, in order; the rows by place, None where these are the same."""
-    woken = Woken(sure=False)
-    end = 0
+    woken, end = Woken(), 0
+    woken.sure = False
     for event in events:
         if event >= end:
             kind = event // count

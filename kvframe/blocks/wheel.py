@@ -7,7 +7,6 @@ between. Timing wheels are Varghese and Lauck's (1987).
 from __future__ import annotations
 
 import bisect
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,14 +69,16 @@ class Woken(list[Cohort]):
         sure: whether all of them are.
     """
 
-    __slots__ = ("sure",)
+    sure = True
 
-    def __init__(self, sure: bool = True) -> None:
-        super().__init__()
-        self.sure = sure
-
-
-_place_of = operator.attrgetter("kind", "waited")
+    def find(self, kind: int, waited: int) -> tuple[int, bool]:
+        """The place of the cohort of this kind that has waited so long, and whether it is there."""
+        at = 0
+        for cohort in self:
+            if cohort.kind > kind or (cohort.kind == kind and cohort.waited >= waited):
+                return at, cohort.kind == kind and cohort.waited == waited
+            at += 1
+        return at, False
 
 
 class TimingWheel:
@@ -153,22 +154,27 @@ class TimingWheel:
 
     def put(self, woken: Woken) -> None:
         """Put rows where their thresholds now say; those beyond a threshold wake in the next step."""
-        steps, at = woken[0].again, self._clock + woken[0].again
-        if woken.sure and 0 < steps < self._span and at not in self._slots:
+        slots, clock, span, steps = self._slots, self._clock, self._span, woken[0].again
+        if woken.sure and 0 < steps < span and clock + steps not in slots:
             for cohort in woken:
                 if cohort.again != steps or not cohort.rows:
                     break
             else:  # most often they wake together again, and with nobody else
-                self._slots[at] = woken
+                slots[clock + steps] = woken
                 return
         for cohort in woken:
-            if not cohort.sure or not 0 < cohort.again < self._span:
+            steps = cohort.again
+            if not cohort.sure or not 0 < steps < span:
                 self._scatter(cohort)
             elif cohort.rows:
-                self._put_among(self._slots.setdefault(self._clock + cohort.again, Woken()), cohort)
+                at = clock + steps
+                if at in slots:
+                    self._put_among(slots[at], cohort)
+                else:
+                    slots[at] = Woken((cohort,))
 
     def _put_among(self, slot: Woken, cohort: Cohort) -> None:
-        at, there = _find(slot, cohort.kind, cohort.waited)
+        at, there = slot.find(cohort.kind, cohort.waited)
         if not there:
             slot.insert(at, cohort)
             return
@@ -205,7 +211,7 @@ class TimingWheel:
             slot = self._later.setdefault(self._clock + self._span - 1, Woken())
         # Rows that wait for their hashes stay together; all others of a kind are served in the order of the rows.
         waited = max(1 - distance, 0) if self._keys[kind] else 0
-        at, there = _find(slot, kind, waited)
+        at, there = slot.find(kind, waited)
         if not there:
             slot.insert(at, Cohort(kind, [], sure=True, waited=waited))
         cohort = slot[at]
@@ -214,10 +220,3 @@ class TimingWheel:
         if limit > self._longest or (distance < 1 and not self._keys[kind]):
             cohort.sure = slot.sure = False
         self._cohort_of[kind][row] = cohort
-
-
-def _find(slot: Woken, kind: int, waited: int) -> tuple[int, bool]:
-    """The place in the slot of the cohort of this kind that has waited so long, and whether it is there."""
-    place = kind, waited
-    at = bisect.bisect_left(slot, place, key=_place_of)
-    return at, at < len(slot) and _place_of(slot[at]) == place

@@ -151,4 +151,8 @@ class Ledger:
 
     def growing(self, slots: Any, counts: Any) -> int:
         """How many tables grow, by at least one block, when the rows reach these counts."""
-        return int((self._ledger.thresholds[self._deaths : self._states, slots] <= counts).sum())
+        kinds = slice(self._deaths, self._states)
+        woken = (self._ledger.thresholds[kinds, slots] <= counts).sum(axis=1).tolist()
+        return sum(
+            number * len(groups) for number, groups in zip(woken, self._ledger.groups[kinds], strict=True)
+        )
