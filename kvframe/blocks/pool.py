@@ -120,12 +120,10 @@ class BlockPool:
         if count > FEW:
             many: list[int] = self.take_many(group, count).tolist()
             return many
-        refs, keyed, evicts = self._refs_at, self._keyed, False
-        blocks = self._queue.take(count)
+        evicts = self._cache is not None and self._queue.num_empty < count
+        blocks, refs = self._queue.take(count), self._refs_at
         for block in blocks:
             refs[block] = 1
-            if keyed is not None and keyed[block] >= 0:
-                evicts = True
         if evicts and self._cache is not None:
             self._cache.drop_all(group, blocks)
         return blocks

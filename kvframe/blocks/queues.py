@@ -76,8 +76,8 @@ class LruQueue:
 
     @property
     def num_empty(self) -> int:
-        """Blocks at the front that were pushed as empty."""
-        return max(self._empty_end - self._start, 0)
+        """Blocks at the front that were pushed as empty; it may be below 0."""
+        return self._empty_end - self._start
 
     def _place(self, blocks: npt.NDArray[np.int32]) -> None:
         # In the middle: on either side there is room for all blocks that are not here.
@@ -89,7 +89,7 @@ class LruQueue:
 
     def _centre(self) -> None:
         live = self._ring[self._start : self._end]
-        empty = self.num_empty
+        empty = max(self.num_empty, 0)
         self._place(live[live > 0].copy())
         self._empty_end = self._start + empty
 
@@ -104,10 +104,12 @@ class LruQueue:
 
     def push_cached(self, blocks: list[int] | Blocks) -> None:
         """Add blocks at the back."""
-        if self._end + len(blocks) > self._size:
+        end = self._end + len(blocks)
+        if end > self._size:
             self._centre()
+            end = self._end + len(blocks)
         self._write(self._end, blocks)
-        self._end += len(blocks)
+        self._end = end
 
     def _write(self, start: int, blocks: list[int] | Blocks) -> None:
         if len(blocks) > FEW or isinstance(blocks, np.ndarray):
