@@ -150,7 +150,7 @@ class Batches:
         """Key the entry that became full in each row, if nothing else is to be done; see `Singles.register`."""
         rule, cache = self._at[cohort.kind][0], self._ops.cache
         g, publishing = rule.index, rule.publishing
-        if cache is None or publishing is None or not publishing.regular:
+        if cache is None or publishing is None or not publishing.regular or publishing.at_once > 1:
             return False
         facts = self.look_up(cohort)
         rows, ends = facts.rows, facts.limits

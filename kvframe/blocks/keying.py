@@ -111,7 +111,8 @@ class Keying:
         if publishing.stop_unit is None and stop - start > FEW and self._key_many(rule, row, start, stop):
             return
         wanted = publishing.wanted(start, stop, self._boundaries(publishing, row))
-        if wanted and not self._key_some(rule, row, wanted):
+        together = bool(wanted) and wanted[-1] - wanted[0] < len(wanted)
+        if not (together and self.key_run(rule, row, wanted[0], len(wanted))):
             for entry in wanted:
                 self._key(rule, row, entry, (entry + 1) * rule.block)
 
@@ -138,10 +139,10 @@ class Keying:
         cache.add_whole(rule.index, blocks, digests, row, ends)
         return True
 
-    def _key_some(self, rule: GroupRule, row: int, entries: list[int]) -> bool:
-        """Key whole entries, one after the other, whose blocks have no keys; says whether it did."""
-        cache, g, first, count = self.cache, rule.index, entries[0], len(entries)
-        if cache is None or entries[-1] - first >= count:
+    def key_run(self, rule: GroupRule, row: int, first: int, count: int) -> bool:
+        """Key whole entries, one after the other, if their blocks have no keys; says whether it did."""
+        cache, g = self.cache, rule.index
+        if cache is None:
             return False
         place = row * self.tables.widths[g] + first
         blocks: list[int] = self.tables.flat_at[g][place : place + count].tolist()

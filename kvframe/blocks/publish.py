@@ -53,9 +53,10 @@ class Publishing:
         sparse: only resume points are published, where the prompt can be resumed among them.
         entries: how many a request can have.
         periodic: by entry, whether a periodic resume point needs it.
-        clear: an entry that ends so many tokens beyond the prompt or more has nothing to do with the prompt's own keys.
-        regular: every such entry is published as soon as it is full, and nothing else is then.
-        plain: so it is from the first token on.
+        at_once: entries that are keyed at once, where counts are rounded to more than one.
+        clear: entries of which the last ends so many tokens beyond the prompt have nothing to do with its own keys.
+        regular: every such entry is published as soon as it is full and counts, and nothing else is then.
+        plain: so it is for each entry, from the first token on.
     """
 
     lifetime: Lifetime
@@ -70,6 +71,7 @@ class Publishing:
     sparse: bool
     entries: int
     periodic: bytes = attrs.field(init=False, repr=False)
+    at_once: int = attrs.field(init=False)
     clear: int = attrs.field(init=False)
     regular: bool = attrs.field(init=False)
     plain: bool = attrs.field(init=False)
@@ -84,18 +86,26 @@ class Publishing:
         low, high = self._alive(first)
         return bytes((low <= entries) & (entries < high))
 
+    @at_once.default
+    def _count_at_once(self) -> int:
+        return max(1, self.round_to // self.block)
+
     @clear.default
     def _find_clear(self) -> int:
+        if not self.tail_unit and not self.lifetime.state:
+            return -self.block * self.entries  # the prompt has no keys of its own
         # Where counts are rounded to blocks, the prompt's tail is keyed together with the block that it is in.
-        return self.block if self.tail_unit and self.round_to > 1 else 1
+        tail = self.block if self.tail_unit and self.round_to > 1 else 1
+        return tail + (self.at_once - 1) * self.block
 
     @regular.default
     def _is_regular(self) -> bool:
-        return self.stop_unit is None and not self.is_draft and self.round_to in (1, self.block)
+        whole = self.round_to == 1 or self.round_to % self.block == 0
+        return self.stop_unit is None and not self.is_draft and whole
 
     @plain.default
     def _is_plain(self) -> bool:
-        return self.regular and not self.lifetime.state and not self.tail_unit
+        return self.regular and self.at_once == 1 and not self.lifetime.state and not self.tail_unit
 
     def cacheable(self, tokens: int) -> int:
         """How many of `tokens` final tokens count (contract 6.8)."""

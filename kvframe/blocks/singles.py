@@ -131,9 +131,10 @@ class Singles:
         cache, publishing, hashed = self._cache, rule.publishing, self._hashed
         if cache is None or publishing is None or not publishing.regular:
             return False
-        if not cohort.went_on:
+        if not cohort.went_on or publishing.at_once > 1:
             if not self._wait(cohort):
-                self._register_each(cache, publishing, cohort)
+                register = self._register_each if publishing.at_once == 1 else self._register_runs
+                register(cache, publishing, cohort)
             return True
         rows, tokens = cohort.rows, rule.block
         blocks: list[int] = []
@@ -196,6 +197,26 @@ class Singles:
                 self._keying.register_group(rule, publishing, row, final)
         self._key(cache, rule, blocks, full)
         if len(full) == len(cohort.rows):
+            cohort.keyed(tokens)
+        else:
+            cohort.again, cohort.went_on, cohort.waited = 0, False, 0
+
+    def _register_runs(self, cache: PrefixCache, publishing: Publishing, cohort: Cohort) -> None:
+        """`register` where several entries of each row come to count at once."""
+        rule, _, _, registered, key_at = self._at[cohort.kind]
+        count, tokens, hashed = publishing.at_once, publishing.round_to, self._hashed
+        clear, prompt, done = publishing.clear, self._ledger.prompt_at, 0
+        for row in cohort.rows:
+            end, entry = key_at[row], registered[row]
+            usual = end - clear >= prompt[row] and end == (entry + count) * rule.block
+            if usual and end <= hashed[row] < end + tokens and self._keying.key_run(rule, row, entry, count):
+                registered[row] = entry + count
+                key_at[row] = end + tokens
+                done += 1
+            elif hashed[row] >= end:
+                final = min(self._ledger.computed_at[row], self._ledger.known_at[row])
+                self._keying.register_group(rule, publishing, row, final)
+        if done == len(cohort.rows):
             cohort.keyed(tokens)
         else:
             cohort.again, cohort.went_on, cohort.waited = 0, False, 0
