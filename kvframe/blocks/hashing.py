@@ -20,7 +20,7 @@ from kvframe.errors import SpecError, nearest
 
 SEED = "vllm-none-hash"  # the seed that engines which exchange hashes have agreed on
 DIGEST_BYTES = 32
-_AT_ONCE = 64  # units that are bytes objects at a time: more find no memory that is warm
+_AT_ONCE = 128  # units that are bytes objects at a time: twice or half as many take 5 to 10 % longer
 
 Tokens = npt.NDArray[np.uint32]
 _INT32, _UINT32 = np.dtype(np.int32), np.dtype(np.uint32)

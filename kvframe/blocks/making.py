@@ -10,7 +10,7 @@ from kvframe.blocks.pool import BlockPool, Pool
 from kvframe.blocks.prefix import KeyWatcher, PrefixCache
 from kvframe.blocks.queues import EvictionPolicy, builtin_policies
 from kvframe.blocks.slabs import SlabPool
-from kvframe.errors import SpecError
+from kvframe.errors import SpecError, nearest
 
 
 class Pools(NamedTuple):
@@ -50,6 +50,7 @@ def _policy(config: BlockConfig, policies: Mapping[str, EvictionPolicy]) -> Evic
         )
     known = {**own, **policies}
     if config.eviction not in known:
-        rule = f"must be one of {', '.join(sorted(known))}"
+        near = nearest(config.eviction, known)
+        rule = f"must be one of {', '.join(sorted(known))}" + (f"; did you mean {near!r}?" if near else "")
         raise SpecError(spec="BlockConfig", field="eviction", value=config.eviction, rule=rule)
     return known[config.eviction]

@@ -371,6 +371,39 @@ def test_a_plugins_policy_is_used_and_names_have_one_owner() -> None:
         KVCacheManager(config)
     with pytest.raises(SpecError, match="kvframe's own policies"):
         KVCacheManager(config, policies={"lru": own})
+    with pytest.raises(SpecError, match="did you mean 'lru'"):
+        KVCacheManager(attrs.evolve(config, eviction="lur"))
+
+
+@pytest.mark.parametrize("rows", [3, 50])
+def test_groups_with_equal_blocks_grow_together(rows: int) -> None:
+    small = Lifetime(block=4)
+    lifetimes = {"a": small, "w": Window(block=4, window=5), "wide": Lifetime(block=8), "b": small}
+    config = BlockConfig(
+        groups=[GroupBlocks(name=name, lifetime=lifetime) for name, lifetime in lifetimes.items()],
+        num_blocks=1000,
+        max_model_len=32,
+        max_requests=rows,
+        prefix_caching=False,
+    )
+    manager = KVCacheManager(config)
+    for _ in range(rows):
+        admit(manager, manager.request([]), 4)
+    # The first free id comes first: a row's four tables take one block each, group by group.
+    assert [manager.block_ids(1)[g][0] for g in range(4)] == [5, 6, 7, 8]
+    for _ in range(4):
+        assert manager.step(rows, 1).served
+    # The fifth token takes a block of each row for a, then w, then b; "wide" has room for eight.
+    first = 4 * rows + 1
+    for row in range(rows):
+        tables = manager.block_ids(row)
+        assert [len(table) for table in tables] == [2, 2, 1, 2]
+        assert [tables[g][1] for g in (0, 1, 3)] == [first + row, first + rows + row, first + 2 * rows + row]
+    # The ninth takes one of each group: w gives its first back, whose window is the tokens 5 to 9.
+    assert manager.step(rows, 1).served
+    assert [len(table) for table in manager.block_ids(0)] == [3, 3, 2, 3]
+    assert manager.block_ids(0)[1][0] == 0
+    assert manager.num_free == 999 - 4 * rows - 3 * rows - 4 * rows + rows
 
 
 def test_slabs_serve_one_group_at_a_time() -> None:
