@@ -14,6 +14,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import kvframe_vllm
+from kvframe.blocks.pool import BlockPool
 from kvframe_vllm.scheduler import _managers_made_by
 
 STEPS = 250
@@ -150,22 +151,24 @@ def test_priorities_and_a_watermark(model: str) -> None:
     assert play(stock, ours, seed=6)["preempted"] > 0
 
 
-def test_a_block_handed_out_twice_is_seen(model: str) -> None:
+def test_a_block_handed_out_twice_is_seen(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The negative control of the comparison above.
+    take, broken = BlockPool.take, False
+
+    def twice(pool: BlockPool, group: int, count: int) -> list[int]:
+        taken = take(pool, group, count)
+        if not broken:
+            return taken
+        held = [block for block in range(1, pool.num_blocks) if pool.refs[block] and block not in taken]
+        pool.refs[held[-1]] += count
+        return held[-1:] * count
+
+    monkeypatch.setattr(BlockPool, "take", twice)
     side = engine(model, OURS[False], "llama", 200, asynchronous=False)
     for number in range(4):
         side.add(f"r{number}", [number] * 40, 60)
     side.step()
-    pool = side.manager.core.pool
-    take = pool.take
-
-    def twice(group: int, count: int) -> list[int]:
-        held = [block for block in range(1, pool.num_blocks) if pool.refs[block]]
-        pool.refs[held[-1]] += count
-        take(group, count)
-        return held[-1:] * count
-
-    pool.take = pool.take_many = twice
+    broken = True
     for _ in range(40):
         side.step()
     written = written_blocks(side)
