@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
 
-from kvframe.errors import SpecError
+from kvframe.errors import SpecError, nearest
 
 
 def cdiv(a: int, b: int) -> int:
@@ -47,6 +48,13 @@ def at_least(low: int) -> Any:
             )
 
     return check
+
+
+def name_rule(name: str, known: Iterable[str]) -> str:
+    """The rule that a name must be a known one, with the one that was most likely meant."""
+    names = sorted(known)
+    near = nearest(name, names)
+    return f"must be one of {', '.join(names)}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def optional_at_least(low: int) -> Any:

@@ -31,42 +31,25 @@ class Gather:
         array: contiguous, whose items are taken.
     """
 
-    __slots__ = ("_array", "_out")
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array, self._out = array, np.empty(0, array.dtype)
-
-    def __call__(self, places: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
-        """The items at these places, all of them within the array; they hold until the next call."""
-        count = len(places)
-        if count > len(self._out):
-            self._out = np.empty(2 * count, self._out.dtype)
-        # Another mode than this one has numpy make a copy of its own.
-        return self._array.take(places, mode="clip", out=self._out[:count])
-
-
-class Uniform:
-    """The number that items of an array, by index, all are.
-
-    It is found without numpy's arithmetic, which costs several times as much while its code is cold, and without memory
-    of the C library's.
-
-    Args:
-        array: contiguous, whose items are asked about.
-    """
-
     __slots__ = ("_array", "_out", "_out_at")
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array, self._out = array, np.empty(0, array.dtype)
         self._out_at = items(self._out)
 
-    def __call__(self, places: npt.NDArray[np.intp]) -> int | None:
-        """The one number at these places, all of them within the array; None if there is more than one, or none."""
+    def __call__(self, places: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+        """The items at these places, all of them within the array; they hold until the next call."""
         count = len(places)
         if count > len(self._out):
             self._out = np.empty(2 * count, self._out.dtype)
             self._out_at = items(self._out)
-        self._array.take(places, mode="clip", out=self._out[:count])
-        found = self._out_at
+        # Another mode than this one has numpy make a copy of its own.
+        return self._array.take(places, mode="clip", out=self._out[:count])
+
+    def one(self, places: npt.NDArray[np.intp]) -> int | None:
+        """The number that all items at these places are; None if there is more than one, or none.
+
+        Found without numpy's arithmetic, which costs several times as much while its code is cold.
+        """
+        count, found = len(self(places)), self._out_at
         return found[0] if count and found[1:count] == found[: count - 1] else None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kvframe.blocks.arrays import ONE
 from kvframe.blocks.pool import BlockPool
 from kvframe.blocks.rowops import RowOps
+from kvframe.blocks.singles import Singles
 from kvframe.blocks.tails import Tails
 from kvframe.blocks.wheel import Cohort, Serve
 
@@ -56,10 +57,11 @@ class Batches:
         ops: the exact operations, and the state.
         pool: the pool, where groups share block ids.
         tails: the last hash of every row.
+        singles: the same for a few rows.
     """
 
-    def __init__(self, ops: RowOps, pool: BlockPool, tails: Tails) -> None:
-        self._ops, self._pool, self._tails = ops, pool, tails
+    def __init__(self, ops: RowOps, pool: BlockPool, tails: Tails, singles: Singles) -> None:
+        self._ops, self._pool, self._tails, self._singles = ops, pool, tails, singles
         self._ledger, self._tables = ops.ledger, ops.tables
         self._longest = ops.config.max_model_len
         serve = {"die": self.bury, "grow": self.grow, "state": self.grow, "key": self.register}
@@ -147,7 +149,15 @@ class Batches:
         return True
 
     def register(self, cohort: Cohort, behind: Any) -> bool:
-        """Key the entry that became full in each row, if nothing else is to be done; see `Singles.register`."""
+        """Key the entry that became full in each row; see `Singles.register`."""
+        if self._register_all(cohort):
+            return True
+        # What is not regular for all of the rows may be so for each.
+        cohort.facts = None
+        return self._singles.register(cohort, behind)
+
+    def _register_all(self, cohort: Cohort) -> bool:
+        """`register`, if nothing else is to be done for any of the rows."""
         rule, cache = self._at[cohort.kind][0], self._ops.cache
         g, publishing = rule.index, rule.publishing
         if cache is None or publishing is None or not publishing.regular or publishing.at_once > 1:

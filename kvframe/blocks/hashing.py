@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.checks import at_least
-from kvframe.errors import SpecError, nearest
+from kvframe.checks import at_least, name_rule
+from kvframe.errors import SpecError
 
 SEED = "vllm-none-hash"  # the seed that engines which exchange hashes have agreed on
 DIGEST_BYTES = 32
@@ -113,13 +113,7 @@ def block_hash(name: str) -> BlockHash:
     """
     if name in HASHES:
         return HASHES[name]
-    near = nearest(name, HASHES)
-    raise SpecError(
-        spec="BlockConfig",
-        field="hash_name",
-        value=name,
-        rule=f"must be one of {', '.join(HASHES)}" + (f"; did you mean {near!r}?" if near else ""),
-    )
+    raise SpecError(spec="BlockConfig", field="hash_name", value=name, rule=name_rule(name, HASHES))
 
 
 @attrs.frozen(kw_only=True)

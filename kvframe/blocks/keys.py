@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
-from kvframe.blocks.arrays import Gather, Uniform, items
+from kvframe.blocks.arrays import Gather, items
 
 Digests = npt.NDArray[np.uint64]  # [n, 4] words
 HASH = np.dtype("V32")  # a hash as one item, the form in which numpy copies it fastest
@@ -52,7 +52,6 @@ class KeyIndex:
         self._hashes = self._words.view(HASH).reshape(-1)
         self._first_words = self._words[:, 0]
         self._group_of, self._newest_of = Gather(self._group), Gather(self._first)
-        self._one_group_of = Uniform(self._group)
         self._unlinked: list[tuple[int, Blocks]] = []  # group, blocks; older than what is unwritten
         self._unwritten: list[tuple[list[int] | Blocks, list[bytes]]] = []  # blocks and their hashes
         self._waiting = 0  # how many are unwritten
@@ -69,12 +68,12 @@ class KeyIndex:
 
     def all_keyed(self, blocks: Blocks) -> bool:
         """Whether each of the blocks has a key."""
-        one = self._one_group_of(blocks)
+        one = self._group_of.one(blocks)
         return bool(self.keyed(blocks).all()) if one is None else one >= 0
 
     def none_keyed(self, blocks: Blocks) -> bool:
         """Whether none of the blocks has a key."""
-        return not len(blocks) or self._one_group_of(blocks) == -1
+        return not len(blocks) or self._group_of.one(blocks) == -1
 
     def digest(self, block: int) -> bytes:
         """The hash of a block that has a key."""
@@ -97,7 +96,7 @@ class KeyIndex:
 
     def _split(self, blocks: Blocks) -> list[tuple[int, Blocks]]:
         """Those of the blocks that have a key of a group, by group."""
-        one = self._one_group_of(blocks)
+        one = self._group_of.one(blocks)
         if one is not None:
             return [(one, blocks)] if one >= 0 else []
         groups = self._group_of(blocks)

@@ -27,6 +27,10 @@ class Ledger:
     Args:
         config: limits.
         rules: the groups.
+
+    Attributes:
+        kinds: by kind of event, what happens and the group; of groups that grow together, the first.
+        groups: by kind, all groups to which it happens.
     """
 
     def __init__(self, config: BlockConfig, rules: tuple[GroupRule, ...]) -> None:

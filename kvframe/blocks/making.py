@@ -10,7 +10,8 @@ from kvframe.blocks.pool import BlockPool, Pool
 from kvframe.blocks.prefix import KeyWatcher, PrefixCache
 from kvframe.blocks.queues import EvictionPolicy, builtin_policies
 from kvframe.blocks.slabs import SlabPool
-from kvframe.errors import SpecError, nearest
+from kvframe.checks import name_rule
+from kvframe.errors import SpecError
 
 
 class Pools(NamedTuple):
@@ -50,7 +51,10 @@ def _policy(config: BlockConfig, policies: Mapping[str, EvictionPolicy]) -> Evic
         )
     known = {**own, **policies}
     if config.eviction not in known:
-        near = nearest(config.eviction, known)
-        rule = f"must be one of {', '.join(sorted(known))}" + (f"; did you mean {near!r}?" if near else "")
-        raise SpecError(spec="BlockConfig", field="eviction", value=config.eviction, rule=rule)
+        raise SpecError(
+            spec="BlockConfig",
+            field="eviction",
+            value=config.eviction,
+            rule=name_rule(config.eviction, known),
+        )
     return known[config.eviction]

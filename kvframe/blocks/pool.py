@@ -7,16 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from kvframe.blocks.arrays import FEW, Uniform, items
+from kvframe.blocks.arrays import FEW, Gather, items
 from kvframe.blocks.errors import BlockError, not_held
 from kvframe.blocks.prefix import PrefixCache
 from kvframe.blocks.queues import Blocks, EvictionPolicy, Ids
 
 NULL = 0  # the id of the null block, never handed out
-_NOBODY, _ONE_HOLDER = (
-    np.array(0, np.int32),
-    np.array(1, np.int32),
-)  # arrays for the same reason as `arrays.ONE`
+# Arrays for the same reason as `arrays.ONE`.
+_NOBODY, _ONE_HOLDER = np.array(0, np.int32), np.array(1, np.int32)
 
 
 class Pool(Protocol):
@@ -76,7 +74,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, policy: EvictionPolicy, cache: PrefixCache | None) -> None:
         self.num_blocks = num_blocks
         self.refs = np.zeros(num_blocks, np.int32)
-        self._refs_at, self._holders_of = items(self.refs), Uniform(self.refs)
+        self._refs_at, self._refs_of = items(self.refs), Gather(self.refs)
         self._queue = policy.make(num_blocks, np.arange(1, num_blocks))
         self.count_free = self._queue.__len__  # `num_free` in one call instead of three, for every step
         self._cache = cache
@@ -188,7 +186,7 @@ class BlockPool:
 
     def give_back_many(self, group: int, blocks: Blocks) -> bool:
         """`give_back` for many blocks, if each has just this one holder; says whether it did."""
-        if self._holders_of(blocks) != 1:
+        if self._refs_of.one(blocks) != 1:
             return False
         self.refs[blocks] = _NOBODY
         index = None if self._cache is None else self._cache.index_of[group]
@@ -233,17 +231,15 @@ def let_go(refs: memoryview, blocks: Sequence[int]) -> list[int]:
         BlockError: nobody holds one of them; no reference was taken.
     """
     free: list[int] = []
-    held: list[int] = []
-    for block in blocks:
-        refs[block] = left = refs[block] - 1
-        if not left:
-            free.append(block)
-        elif left > 0:
-            held.append(block)
-        else:
-            for before in (*free, *held, block):
+    for at, block in enumerate(blocks):
+        left = refs[block] - 1
+        if left < 0:
+            for before in blocks[:at]:
                 refs[before] += 1
             raise not_held(block)
+        refs[block] = left
+        if not left:
+            free.append(block)
     return free
 
 

@@ -104,12 +104,10 @@ class LruQueue:
 
     def push_cached(self, blocks: list[int] | Blocks) -> None:
         """Add blocks at the back."""
-        end = self._end + len(blocks)
-        if end > self._size:
+        if self._end + len(blocks) > self._size:
             self._centre()
-            end = self._end + len(blocks)
         self._write(self._end, blocks)
-        self._end = end
+        self._end += len(blocks)
 
     def _write(self, start: int, blocks: list[int] | Blocks) -> None:
         if len(blocks) > FEW or isinstance(blocks, np.ndarray):

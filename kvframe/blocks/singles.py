@@ -175,16 +175,13 @@ class Singles:
         """`register` where each entry may be out of the ordinary. Rows that are done are passed over."""
         rule, flat, width, registered, key_at = self._at[cohort.kind]
         tokens, clear, hashed = rule.block, publishing.clear, self._hashed
-        groups, prompt = (
-            cache.index_of[rule.index].group_at,
-            None if publishing.plain else self._ledger.prompt_at,
-        )
+        groups, prompt = cache.index_of[rule.index].group_at, self._ledger.prompt_at
         full: list[int] = []
         blocks: list[int] = []
         for row in cohort.rows:
             end, entry = key_at[row], registered[row]
             block = flat[row * width + entry]
-            regular = prompt is None or end - clear >= prompt[row]
+            regular = end - clear >= prompt[row]
             if regular and hashed[row] == end and block and groups[block] < 0:
                 full.append(row)
                 blocks.append(block)

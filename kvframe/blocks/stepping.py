@@ -32,20 +32,16 @@ class Stepper:
         # Where every group shares one set of block ids, the common events are done for all their rows at once.
         self._common: tuple[Singles, Batches] | None = None
         if isinstance(ops.pool, BlockPool):
-            singles, batches = self._common = (
-                Singles(ops, keying, ops.pool, tails),
-                Batches(ops, ops.pool, tails),
-            )
-            self._serve = singles.serve, batches.serve
+            singles = Singles(ops, keying, ops.pool, tails)
+            batches = Batches(ops, ops.pool, tails, singles)
+            self._common, self._serve = (singles, batches), (singles.serve, batches.serve)
             self._count_free = ops.pool.count_free
         self._rules = tuple(ops.rules[g] for _, g in ops.ledger.kinds)
         self._woken = np.zeros(len(self._rules) * ops.ledger.rows, bool)
         self._by_row = np.zeros((2, ops.ledger.rows), np.intp)
         self._growth, self._limit = Growth(ops), ops.config.max_model_len
         self._first_growth, self._first_state, self._first_key = ops.ledger.cuts
-        self._most = sum(
-            rule.grows for rule in ops.rules
-        )  # blocks that a row can need in a step of one token
+        self._most = sum(rule.grows for rule in ops.rules)  # blocks that one more token can take
         self._views: tuple[Any, ...] = (-1,)
         self._wheel: TimingWheel | None = None
         self._steady = 0  # steps of one token for each of the same rows, one after another
@@ -121,8 +117,10 @@ class Stepper:
 
     def _count_blocks(self, cohort: Cohort) -> int:
         """Blocks that the rows take, if each lacks one."""
-        grows = self._first_growth <= cohort.kind < self._first_key
-        return len(cohort.rows) * len(self._ledger.groups[cohort.kind]) if grows else 0
+        return len(cohort.rows) * len(self._ledger.groups[cohort.kind]) if self._grows(cohort) else 0
+
+    def _grows(self, cohort: Cohort) -> bool:
+        return self._first_growth <= cohort.kind < self._first_key
 
     def _serve_each(self, cohort: Cohort, behind: Any, refused: tuple[Refused, ...]) -> None:
         """Deaths and keys of rows for which they cannot be done at once."""
@@ -176,21 +174,20 @@ class Stepper:
 
     def _wake(self, woken: Woken, call: Call) -> StepResult:
         """Do what the woken rows need, kind by kind: deaths, growth, keys."""
-        growing = [cohort for cohort in woken if self._first_growth <= cohort.kind < self._first_key]
+        growing = [cohort for cohort in woken if self._grows(cohort)]
         singly = not growing or self._grows_singly(growing, call)
         growth = [] if singly else self._growth.of(growing, call)
         behind = call.new + call.in_flight
         refused: tuple[Refused, ...] = ()
         for cohort in woken:
-            kind = cohort.kind
-            if not singly and self._first_growth <= kind < self._first_key:
+            if not singly and self._grows(cohort):
                 if growth:
                     refused, growth = self._growth.serve(growth, call), []
                 cohort.again = 0
                 cohort.changed()
                 continue
-            serve = None if self._common is None else self._serve[len(cohort.rows) > FEW][kind]
-            if kind >= self._first_key and (refused or self._ops.notes.exported):
+            serve = None if self._common is None else self._serve[len(cohort.rows) > FEW][cohort.kind]
+            if cohort.kind >= self._first_key and (refused or self._ops.notes.exported):
                 serve = None
             if serve is None or not serve(cohort, behind):
                 self._serve_each(cohort, behind, refused)
@@ -220,14 +217,7 @@ class Stepper:
 
     def _register_each(self, cohort: Cohort, refused: tuple[Refused, ...]) -> None:
         """Key what became full in rows for which that cannot be done at once."""
-        rule = self._rules[cohort.kind]
-        # What is not regular for all of many rows may be so for each.
-        usual = not refused and not self._ops.notes.exported
-        if usual and self._common is not None and len(cohort.rows) > FEW:
-            cohort.facts = None
-            if self._common[0].register(cohort, None):
-                return
-        stuck = {answer.slot for answer in refused}
+        rule, stuck = self._rules[cohort.kind], {answer.slot for answer in refused}
         computed, known = self._ledger.computed_at, self._ledger.known_at
         for row in cohort.rows:
             if rule.publishing is not None and row not in stuck:

@@ -73,12 +73,10 @@ class Woken(list[Cohort]):
 
     def find(self, kind: int, waited: int) -> tuple[int, bool]:
         """The place of the cohort of this kind that has waited so long, and whether it is there."""
-        at = 0
-        for cohort in self:
+        for at, cohort in enumerate(self):
             if cohort.kind > kind or (cohort.kind == kind and cohort.waited >= waited):
                 return at, cohort.kind == kind and cohort.waited == waited
-            at += 1
-        return at, False
+        return len(self), False
 
 
 class TimingWheel:
